@@ -92,9 +92,10 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             ("tests/models/test_hearing.py",),
         ),
         Feature(
-            "[Transcription and translation](audio.md#transcription) (Whisper)", "RUUUN", ("tests/models/test_whisper.py",)
+            "[Transcription and translation](audio.md#transcription) (Whisper, Moonshine)",
+            "RUUUN",
+            ("tests/models/test_whisper.py", "tests/models/test_moonshine.py"),
         ),
-        Feature("Transcription with Moonshine", "RUUUN", ("tests/models/test_moonshine.py",)),
         Feature("[Word timestamps](audio.md#long-audio) in transcripts", "RUUUN", ("tests/models/test_word_times.py",)),
         Feature("[Video input](video.md) in chat, 14 architectures", "RUUUU", ("tests/models/test_videos.py",)),
         Feature("Audio output", "NNNNN"),
@@ -366,7 +367,8 @@ SERVICES: tuple[Service, ...] = (
         True,
         ("tests/server/audio",),
     ),
-    Service("`/v1/realtime`, `/v1/images`, `/v1/audio/speech`", False),
+    Service("`/v1/realtime` ([transcripts of live audio](audio.md#live-audio))", True, ("tests/server/audio",)),
+    Service("`/v1/images`, `/v1/audio/speech`", False),
     Service(
         "[Tool calls](tools-and-reasoning.md), streamed, forced and strict",
         True,

@@ -40,7 +40,7 @@ class ChatRecognizer(Recognizer):
         self._template = self._row.template.replace("AUDIO }}", f"{json.dumps(shown)} }}}}") or None
         per_second = processor.count(processor.frames(SAMPLE * RATE)) / SAMPLE
         room = model.max_len / 2 / per_second  # the rest is for the transcript
-        self._longest = int(min(self._row.seconds, processor.most, room) * RATE)
+        self.longest = int(min(self._row.seconds, processor.most, room) * RATE)
 
     def check(self, request: AudioRequest, task: str) -> None:
         if task == "translate" and not self._row.translation:
@@ -63,7 +63,7 @@ class ChatRecognizer(Recognizer):
 
     async def prepare(self, request: AudioRequest, sound: np.ndarray, task: str, ticket: Ticket) -> WindowedAudio:
         assert self._media is not None
-        cuts = windows(sound, self._longest, RATE)
+        cuts = windows(sound, self.longest, RATE)
         sources = [MediaSource(KIND, "file", samples=sound[w.begin : w.end]) for w in cuts]
         items = await self._media.read_async(sources, tenant_of(current_scope.get()))
         language = read_language(request.language, self._row.languages) if request.language else ""

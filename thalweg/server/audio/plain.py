@@ -28,6 +28,7 @@ class PlainRecognizer(Recognizer):
         speech = serving.engine.config.model.speech
         assert speech is not None
         self._config: SpeechConfig = speech
+        self.longest = speech.frames * HOP
 
     def check(self, request: AudioRequest, task: str) -> None:
         if task == "translate":
@@ -41,7 +42,7 @@ class PlainRecognizer(Recognizer):
             raise ApiError("prompt: this model reads no text before a transcript; omit it", "prompt")
 
     async def prepare(self, request: AudioRequest, sound: np.ndarray, task: str, ticket: Ticket) -> WindowedAudio:
-        cuts = windows(sound, self._config.frames * HOP, RATE)
+        cuts = windows(sound, self.longest, RATE)
         ids = list(self._config.start)
         prompts = [{"prompt_token_ids": ids, "multi_modal_data": {"audio": sound[w.begin : w.end]}} for w in cuts]
         return WindowedAudio(sound, cuts, prompts)

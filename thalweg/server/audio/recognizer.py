@@ -74,6 +74,8 @@ class Recognizer(ABC):
 
     timed = False
     """Can its transcripts have times?"""
+    longest: int
+    """Samples that it transcribes at once."""
     heads = 0
     """Heads that align tokens with audio, for times of words."""
 

@@ -44,7 +44,7 @@ class WhisperRecognizer(Recognizer):
         model = serving.engine.config.model
         assert model.speech is not None
         self.config: SpeechConfig = model.speech
-        self.heads = model.speech.heads
+        self.heads, self.longest = model.speech.heads, model.speech.frames * HOP
         self.tokens = WhisperTokens(self.tokenizer, model.speech, model.max_len)
 
     def check(self, request: AudioRequest, task: str) -> None:
@@ -55,7 +55,7 @@ class WhisperRecognizer(Recognizer):
 
     async def prepare(self, request: AudioRequest, sound: np.ndarray, task: str, ticket: Ticket) -> WindowedAudio:
         def hear() -> tuple[list[AudioWindow], list[LogMel]]:
-            cuts = windows(sound, self.config.frames * HOP, RATE)
+            cuts = windows(sound, self.longest, RATE)
             return cuts, self.mels(sound, cuts)
 
         cuts, mels = await asyncio.to_thread(hear)

@@ -140,7 +140,7 @@ class Connection(asyncio.BufferedProtocol):
         self._eof = True
         if self._lingering:
             return False
-        if self._exchange is None or self._body is not None or self._scheme == "https":
+        if self._exchange is None or self._body is not None or self._scheme == "https" or self._exchange.upgraded:
             return False
         self._exchange.probe()
         self._look(0)
@@ -176,6 +176,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._body = None
                 self._limits.crowd.busy(self)
                 self._deadline(0, None)
+            if self._exchange is not None and self._exchange.upgraded:
+                if self._buffer:
+                    self._exchange.give(bytes(self._buffer), False)
+                    self._buffer.clear()
+                self._read(not self._exchange.waiting)
+                return
             if self._exchange is not None:
                 if len(self._buffer) > MAX_AHEAD:
                     log.info("connection closed: more than %d bytes sent ahead of an answer", MAX_AHEAD)
@@ -246,7 +252,7 @@ class Connection(asyncio.BufferedProtocol):
         done, self._exchange = self._exchange, None
         if self.lost or done is None or self._lingering:
             return
-        if self._body is not None:
+        if self._body is not None or done.upgraded:
             self._linger()
         elif not done.keep_alive or self._eof:
             self.transport.close()
@@ -388,6 +394,8 @@ class Exchange:
         self._more, self._news = True, asyncio.Event()
         self._gone, self.started, self._complete = False, False, False
         self._chunked, self._left = False, 0
+        self.upgraded = False
+        """Do both sides speak another protocol from now on? Bytes are passed on as they come."""
 
     def give(self, piece: bytes, done: bool) -> None:
         if piece:
@@ -456,6 +464,9 @@ class Exchange:
         self._connection.answering(status)
         if not self._connection.body_read():
             self.keep_alive = False
+        if status == 101:
+            self._upgrade(headers)
+            return
         lines, length = [_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status], None
         for name, value in [*self._connection._state.default_headers, *headers]:
             if b"\r" in value or b"\n" in value or b"\0" in value:
@@ -477,6 +488,13 @@ class Exchange:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
         self._connection.transport.write(b"".join(lines))
+
+    def _upgrade(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """headers: they name the protocol."""
+        self.upgraded, self.keep_alive = True, False
+        fields = [*self._connection._state.default_headers, *headers, (b"connection", b"Upgrade")]
+        lines = [name + b": " + value + b"\r\n" for name, value in fields]
+        self._connection.transport.write(b"".join([_LINES[101], *lines, b"\r\n"]))
 
     def _write(self, body: bytes, more: bool) -> None:
         if self._bare:

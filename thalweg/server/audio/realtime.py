@@ -1,0 +1,248 @@
+"""/v1/realtime: transcripts of audio that is still being spoken, over a WebSocket. The events are vLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.errors import RequestError
+from thalweg.media.audio_windows import windows
+from thalweg.media.mel import RATE
+from thalweg.outputs import RequestOutput
+from thalweg.server.audio.protocol import AudioRequest
+from thalweg.server.audio.recognizer import Recognizer
+from thalweg.server.audio.transcriptions import build_params, open_recognizer
+from thalweg.server.core.job import GenerationJob
+from thalweg.server.core.serving import Serving
+from thalweg.server.core.turn import TurnReply
+from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import STARTED
+from thalweg.server.http.middleware import tenant_of
+from thalweg.server.http.websocket import AWAY, POLICY, WebSocket, WebSocketClosedError, WebSocketResponse, check_handshake
+
+log = logging.getLogger(__name__)
+MOST_BYTES = 4 << 20
+"""Of a client's message."""
+SECONDS = 10
+"""Audio that is transcribed at once, where the model hears as much."""
+AHEAD = 120
+"""Seconds of audio that may wait to be transcribed."""
+IDLE, LOOK = 600.0, 1.0
+"""Seconds without a message after which a connection ends, and between looks at whether the server stops."""
+FAULTS = 32
+"""Invalid messages after which a connection ends."""
+TYPES = ("session.update", "input_audio_buffer.append", "input_audio_buffer.commit")
+
+
+class EventError(Exception):
+    """An invalid event. The connection stays."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+async def realtime(serving: Serving, http: Request) -> Response:
+    check_handshake(http, serving.settings.allowed_origins)
+    session = RealtimeSession(serving, http, serving.own(open_recognizer))
+    return WebSocketResponse(http, session.run, MOST_BYTES)
+
+
+class WindowReply(TurnReply):
+    """The transcript of one window, as events."""
+
+    def __init__(self, serving: Serving, job: GenerationJob, ear: Recognizer, request: AudioRequest, text: str) -> None:
+        """text: of the windows before."""
+        super().__init__(serving, job)
+        self._ear, self._filter, self._begun, self.text = ear, ear.open_filter(request), False, text
+
+    def write(self, i: int, output: RequestOutput) -> Iterator[bytes]:
+        delta = self._filter.push(output.outputs[0].text) + (self._filter.finish() if output.finished else "")
+        delta = delta if self.text else delta.lstrip()
+        if delta:
+            delta = delta if self._begun else self._ear.join(self.text, delta) + delta
+            self.text, self._begun = self.text + delta, True
+            yield orjson.dumps({"type": "transcription.delta", "delta": delta})
+
+
+class RealtimeSession:
+    """One connection. Audio is appended to a buffer. From a commit on, windows of it are transcribed in order. The final commit
+    ends the transcript, and the next audio begins another."""
+
+    def __init__(self, serving: Serving, http: Request, ear: Recognizer) -> None:
+        self.serving, self.ear, self._tenant = serving, ear, tenant_of(http.scope)
+        self._fields: dict[str, Any] | None = None
+        """Of every request. None: no model is named yet."""
+        self._audio, self._final, self._text = bytearray(), False, ""
+        self._news, self._room = asyncio.Event(), asyncio.Event()
+        self._work: asyncio.Task[None] | None = None
+        self._tokens = [0, 0]
+        """Of prompts, and of answers."""
+
+    async def run(self, socket: WebSocket) -> None:
+        self._socket = socket
+        await self._send("session.created", id=f"sess-{uuid.uuid4().hex}", created=int(time.time()))
+        try:
+            await self._listen()
+        finally:
+            if self._work is not None:
+                self._work.cancel()
+                await asyncio.gather(self._work, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        faults, quiet = 0, 0.0
+        reading = asyncio.ensure_future(self._socket.read())
+        try:
+            while faults < FAULTS:
+                done, _ = await asyncio.wait({reading}, timeout=LOOK)
+                if not done:
+                    quiet = 0.0 if self._is_busy else quiet + LOOK
+                    if quiet >= IDLE or (self.serving.lifecycle.draining and not self._is_busy):
+                        await self._end(reading, AWAY, "idle" if quiet >= IDLE else "the server is shutting down")
+                        return
+                    continue
+                message, quiet = reading.result(), 0.0
+                try:
+                    await self._handle(message)
+                except EventError as e:
+                    faults += 1
+                    await self._send("error", error=str(e), code=e.code)
+                reading = asyncio.ensure_future(self._socket.read())
+            await self._end(reading, POLICY, "too many invalid events")
+        finally:
+            reading.cancel()
+
+    async def _end(self, reading: asyncio.Future[bytes], code: int, reason: str) -> None:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await self._socket.close(code, reason)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._work is not None and not self._work.done()
+
+    async def _handle(self, message: bytes) -> None:
+        try:
+            event = orjson.loads(message)
+        except orjson.JSONDecodeError:
+            raise EventError("invalid_json", "the message is no JSON") from None
+        if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+            raise EventError("invalid_event", "an event is an object with a type")
+        kind = event["type"]
+        if kind == "session.update":
+            self._update(event)
+        elif kind == "input_audio_buffer.append":
+            await self._append(event)
+        elif kind == "input_audio_buffer.commit":
+            self._commit(event)
+        else:
+            raise EventError("unknown_event", f"type: unknown {kind[:80]!r}; supported: {', '.join(TYPES)}")
+
+    def _update(self, event: dict[str, Any]) -> None:
+        fields = {key: event[key] for key in ("model", "language") if event.get(key) is not None}
+        try:
+            request = self.serving.fields.parse(AudioRequest, {**fields, "stream": True})
+            self.serving.model_name(request.model)
+            self.ear.check(request, "transcribe")
+        except (ApiError, RequestError) as e:
+            raise EventError("invalid_event", str(e)) from None
+        self._fields = fields
+
+    async def _append(self, event: dict[str, Any]) -> None:
+        """Waits while too much audio waits, so that the client's messages do too."""
+        try:
+            data = base64.b64decode(event.get("audio") or b"", validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            raise EventError("invalid_audio", "audio: must be base64 of 16-bit samples at 16,000 Hz") from None
+        if not data or len(data) % 2:
+            raise EventError("invalid_audio", "audio: must have 16-bit samples, at least one")
+        if len(self._audio) + len(data) > 2 * AHEAD * RATE and not self._is_busy:
+            raise EventError("invalid_audio", f"audio: {AHEAD} seconds wait already; commit them first")
+        while len(self._audio) > 2 * AHEAD * RATE and self._is_busy:
+            self._room.clear()
+            waiting = asyncio.ensure_future(self._room.wait())
+            assert self._work is not None
+            await asyncio.wait({waiting, self._work}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+        self._audio += data
+        self._news.set()
+
+    def _commit(self, event: dict[str, Any]) -> None:
+        if self._fields is None:
+            raise EventError("model_not_validated", "send session.update with the model first")
+        final = event.get("final", False)
+        if not isinstance(final, bool):
+            raise EventError("invalid_event", "final: must be true or false")
+        if self._final:
+            raise EventError("invalid_event", "the transcript before is not done yet")
+        self._final = final
+        self._news.set()
+        if not self._is_busy:
+            self._work = asyncio.create_task(self._transcribe())
+
+    async def _transcribe(self) -> None:
+        """Until the final commit. An error ends the transcript, not the connection."""
+        assert self._fields is not None
+        fields = dict(self._fields)
+        most = min(SECONDS * RATE, self.ear.longest)
+        try:
+            while not self._final or self._audio:
+                self._news.clear()
+                if not self._final and len(self._audio) <= 2 * most:
+                    await self._news.wait()
+                    continue
+                sound = np.frombuffer(bytes(self._audio[: 2 * most + 2]), "<i2").astype(np.float32) / 32768
+                first = windows(sound, most, RATE)[0]
+                del self._audio[: 2 * first.end]
+                self._room.set()
+                await self._transcribe_window(sound[: first.end], fields)
+            usage = self.serving.usage(self._tokens[0], self._tokens[1], None)
+            await self._send("transcription.done", text=self._text.strip(), usage=usage)
+        except WebSocketClosedError:
+            raise
+        except (ApiError, RequestError) as e:
+            await self._send("error", error=str(e), code="processing_error")
+        except Exception:
+            log.exception("a transcript failed")
+            await self._send("error", error="internal error; the server's log has it", code="processing_error")
+        finally:
+            self._final, self._text, self._tokens = False, "", [0, 0]
+
+    async def _transcribe_window(self, sound: np.ndarray, fields: dict[str, Any]) -> None:
+        """fields: gets the language, where the model has detected it."""
+        serving = self.serving
+        request = serving.fields.parse(AudioRequest, {**fields, "stream": True})
+        ticket = serving.admission.enter(self._tenant)
+        try:
+            heard = await self.ear.prepare(request, sound, "transcribe", ticket)
+            if heard.language:
+                fields["language"] = heard.language
+            job = GenerationJob(
+                id=f"rt-{uuid.uuid4().hex}", model=serving.model_name(request.model), created=int(time.time()),
+                prompts=heard.prompts, params=build_params(self.ear, request, heard), priority=0, ticket=ticket,
+            )  # fmt: skip
+            reply = WindowReply(serving, job, self.ear, request, self._text)
+            async with aclosing(reply.frames()) as frames:
+                async for frame in frames:
+                    if frame is not STARTED:
+                        await self._socket.write(frame)
+            self._text = reply.text
+            self._tokens[1] += reply.made
+            self._tokens[0] += job.prompt_tokens
+        finally:
+            ticket.close()
+
+    async def _send(self, kind: str, **fields: Any) -> None:
+        await self._socket.write(orjson.dumps({"type": kind, **fields}))
