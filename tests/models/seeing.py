@@ -417,8 +417,9 @@ def written(name: str, image: Any) -> str:
         setattr(whole, key, value)
     if family.writer == "Lfm2VlProcessor":
         return str(whole.replace_image_token(reads(images=[image], return_tensors="np"), 0, use_image_special_tokens=True))
-    if family.writer == "MiniCPMV4_6Processor":
-        return str(whole.replace_image_token(reads(images=[image], return_tensors="np"), 0, image_token_divisor=16))
+    if family.writer in ("MiniCPMV4_6Processor", "MiniCPMOcrProcessor"):
+        divisor = 4 if "downsample_mode" in family.settings else 16
+        return str(whole.replace_image_token(reads(images=[image], return_tensors="np"), 0, image_token_divisor=divisor))
     more = {"return_row_col_info": True} if "pixel_attention_mask" in family.extras else {}
     tensors = "pt" if family.writer == "Llama4Processor" else "np"
     text: str = whole.replace_image_token(reads(images=[image], return_tensors=tensors, **more), 0)
@@ -430,7 +431,8 @@ def same_pixels(name: str, prepared: PatchInputs, theirs: Any) -> tuple[np.ndarr
     pixels, ours, family = np.asarray(theirs["pixel_values"]), prepared.value, FAMILIES[name]
     if "target_sizes" in theirs:  # side by side, and ours in squares of squares
         rows = pixels.reshape(3, pixels.shape[2], -1, pixels.shape[2]).transpose(2, 0, 1, 3).reshape(len(ours), -1)
-        sizes = [twice(*size) for size in theirs["target_sizes"]]
+        once = "downsample_mode" in family.settings
+        sizes = [merge_order(*size, 2) if once else twice(*size) for size in theirs["target_sizes"]]
         begins = np.cumsum([0, *map(len, sizes)])
         return ours, rows[np.concatenate([each + at for each, at in zip(sizes, begins, strict=False)])]
     if "spatial_shapes" in theirs:  # patches, and some that are not there

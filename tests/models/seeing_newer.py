@@ -63,6 +63,25 @@ NEWER: dict[str, Seeing] = {
         config("GotOcr2Config", {"model_type": "qwen2"}, SAM, "<|image_pad|>"), "<|image_pad|>", "<|image_pad|>",
         "GotOcr2ImageProcessorPil", {"size": {"height": 64, "width": 64}},
     ),
+    "minicpm-ocr": Seeing(
+        config(
+            "MiniCPMOcrConfig",
+            {
+                "model_type": "qwen3_5_text", "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                "linear_key_head_dim": 24, "linear_value_head_dim": 16, "max_position_embeddings": 1024,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            },
+            {**SIGLIP, "image_size": 24, "num_hidden_layers": 3, "model_type": "minicpm_ocr_vision"}, "<|image_pad|>",
+            insert_layer_id=1,
+        ),
+        "<|image_pad|>", "<|image_pad|>", "MiniCPMV4_6ImageProcessorPil",
+        {"patch_size": 4, "scale_resolution": 32, "max_slice_nums": 4, "downsample_mode": "4x"}, ("target_sizes",),
+        writer="MiniCPMOcrProcessor",
+        holds={
+            "slice_mode": True, "image_start_token": "<image>", "image_end_token": "</image>", "slice_start_token": "<slice>",
+            "slice_end_token": "</slice>",
+        },
+    ),
     "dots-ocr": Seeing(
         lambda: DotsConfig(
             **TEXT, vision_config=DOTS, image_token_id=IDS["<|image_pad|>"], architectures=["DotsOCRForCausalLM"],

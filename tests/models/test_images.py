@@ -93,6 +93,7 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
     more = {
         "qwen3.5": {"mamba_block_size": 32, "num_gpu_blocks_override": 160},
         "gemma4-together": {"max_num_batched_tokens": 80},
+        "minicpm-ocr": {"max_model_len": 1000, "mamba_block_size": 32, "num_gpu_blocks_override": 300},
         "minicpm-v4.6": {"max_model_len": 640, "mamba_block_size": 32, "num_gpu_blocks_override": 200},
         "llama4": {"max_model_len": 700, "num_gpu_blocks_override": 200},
         "lfm2-vl": {"max_model_len": 640, "mamba_block_size": 32, "num_gpu_blocks_override": 200},
@@ -152,6 +153,20 @@ def test_settings_may_be_in_the_file_of_the_whole_processor(tmp_path: Path) -> N
     before = processor(read_config(tmp_path), tmp_path)
     (tmp_path / "preprocessor_config.json").rename(tmp_path / "processor_config.json")
     assert processor(read_config(tmp_path), tmp_path) == before is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "field"),
+    [
+        ("dots-ocr", "max_pixels", 1024, "most"),
+        ("minicpm-ocr", "max_slice_nums", 2, "most"),
+        ("deepseek-ocr", "max_patches", 9, "most"),
+    ],
+)
+def test_processor_settings_of_the_operator_are_read(name: str, key: str, value: int, field: str, tmp_path: Path) -> None:
+    seeing.settings(name, tmp_path)
+    ours = processor({**read_config(tmp_path), "mm_processor_kwargs": {key: value}}, tmp_path)
+    assert getattr(ours, field) == value
 
 
 def odd_files() -> dict[str, bytes]:

@@ -316,11 +316,13 @@ def nested_blocks(p: MiniCpmV, views: Sequence[np.ndarray]) -> PatchInputs:
     parts, places = [], []
     for view in views:
         rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
-        order = twice(rows, columns)
+        order = twice(rows, columns) if p.merge > 2 else merge_order(rows, columns, p.merge)
         parts.append(cut(normalize(view, p), p.patch)[order])
         down, across = (_bucket(size, p.side) for size in (rows, columns))
         places.append((down[:, None] * p.side + across).reshape(-1)[order])
     lengths = [len(part) for part in parts]
+    if p.merge == 2:
+        return PatchInputs(np.concatenate(parts), lengths, np.arange(sum(lengths), dtype=I32), np.concatenate(places)[:, None])
     keep = np.arange(sum(lengths) // 4, dtype=I32)
     return PatchInputs(
         np.concatenate(parts), lengths, keep, place=np.concatenate(places)[:, None], windows=[4] * (sum(lengths) // 4)

@@ -202,6 +202,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "MiniCPMForCausalLM": f"{_FAMILIES}.minicpm:minicpm",
     "MiniCPMO": f"{_FAMILIES}.minicpm_v_2:minicpm_v",
     "MiniCPMV": f"{_FAMILIES}.minicpm_v_2:minicpm_v",
+    "MiniCPMOcrForConditionalGeneration": f"{_FAMILIES}.minicpm_v:minicpm_ocr",
     "MiniCPMV4_6ForConditionalGeneration": f"{_FAMILIES}.minicpm_v:minicpm_v",
     "MiniMaxForCausalLM": f"{_FAMILIES}.minimax:minimax",
     "MiniMaxM1ForCausalLM": f"{_FAMILIES}.minimax:minimax",

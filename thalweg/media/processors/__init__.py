@@ -21,7 +21,7 @@ from thalweg.media.processors.kimi import Kimi, kimi
 from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
 from thalweg.media.processors.llama4 import Llama4, llama4
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
-from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_v
+from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_ocr, minicpm_v
 from thalweg.media.processors.minicpm_v_2 import MiniCpmV2, minicpm_v_2
 from thalweg.media.processors.paligemma import paligemma
 from thalweg.media.processors.phi3_v import Phi3V, phi3_v
@@ -120,6 +120,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
     "MiniCPMO": minicpm_v_2,
     "MiniCPMV": minicpm_v_2,
+    "MiniCPMOcrForConditionalGeneration": minicpm_ocr,
     "MiniCPMV4_6ForConditionalGeneration": minicpm_v,
     "Mistral3ForConditionalGeneration": pixtral,
     "OpsColQwen3Model": qwen3_vl,

@@ -22,5 +22,6 @@ def dots_ocr(config: Config, said: Config) -> Exaone45:
         "spatial_merge_size": integer(seen, "spatial_merge_size", high=16, default=2),
     }  # fmt: skip
     around = {**outer(config), "image_token_id": token(config, 151_665), "vision_config": mine}
-    made = qwen2_vl({**config, **around, BESIDE: around}, {"max_pixels": MOST, **said} if "size" not in said else said)
-    return Exaone45(**msgspec.structs.asdict(made))
+    made = qwen2_vl({**config, **around, BESIDE: around}, said)
+    most = made.most if {"size", "max_pixels"} & said.keys() else MOST
+    return Exaone45(**{**msgspec.structs.asdict(made), "most": most})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from thalweg.checkpoint.config import Config, flag, integer, text
 from thalweg.errors import UnsupportedModelError
-from thalweg.media.processors.base import FILE, HALF, ImageProcessor, Size, View, check_shape, settings, token, vision
+from thalweg.media.processors.base import FILE, HALF, ImageProcessor, Size, View, check_shape, outer, settings, token, vision
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,13 +27,15 @@ class MiniCpmV(ImageProcessor, frozen=True, kw_only=True):
     """Of a square that has as many pixels as a slice."""
     most: int
     """Slices."""
+    upsizes: bool = True
+    """Are small images enlarged?"""
     merge: int = MERGE
     """Patches along each edge of one vector, where it has no resampler."""
 
     def views(self, width: int, height: int) -> tuple[View, ...]:
         check_shape(width, height)
         columns, rows = self._grid(width, height)
-        whole = View((self._fit_size(width, height, more=columns * rows == 1),))
+        whole = View((self._fit_size(width, height, more=self.upsizes and columns * rows == 1),))
         if columns * rows == 1:
             return (whole,)
         wide, high = self._slice(width, height)
@@ -93,12 +95,22 @@ def _near(length: float, unit: int) -> int:
     return max(round(length / unit) * unit, unit)
 
 
-def minicpm_v(config: Config, said: Config) -> MiniCpmV:
+def minicpm_ocr(config: Config, said: Config) -> MiniCpmV:
+    return minicpm_v(config, said, "4x")
+
+
+def minicpm_v(config: Config, said: Config, absent: str = "16x") -> MiniCpmV:
+    """absent: `downsample_mode`, where the files do not say."""
     seen = vision(config)
-    if text(said, "downsample_mode", "16x") != "16x":
-        raise UnsupportedModelError(f"{FILE}: downsample_mode: this version merges 16 patches")
+    mode = text(outer(config), "downsample_mode", absent)
+    if text(said, "downsample_mode", absent) != mode:
+        raise UnsupportedModelError(f"{FILE}: downsample_mode: must be {mode}, as in config.json")
+    upsizes = text(said, "small_image_upsize", "always")
+    if upsizes not in ("always", "never"):
+        raise UnsupportedModelError(f"{FILE}: small_image_upsize: {upsizes!r:.40} is not supported; always and never are")
     patch = integer(seen, "patch_size", high=1 << 10, default=16)
     return MiniCpmV(
+        merge=2 if mode == "4x" else MERGE, upsizes=upsizes == "always",
         token=token(config), patch=patch, side=integer(seen, "image_size", default=224) // patch,
         edge=integer(said, "scale_resolution", high=1 << 13, default=448, where=FILE),
         most=integer(said, "max_slice_nums", high=64, default=9, where=FILE) if flag(said, "slice_mode", True) else 1,

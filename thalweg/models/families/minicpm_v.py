@@ -1,10 +1,10 @@
-"""MiniCPM-V 4.6: SigLIP encoder with two patch merges, Qwen3.5 decoder."""
+"""MiniCPM-V 4.6 and MiniCPM-OCR: SigLIP encoder with two patch merges, or one, Qwen3.5 decoder."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from thalweg.checkpoint.config import Config, integer, text
+from thalweg.checkpoint.config import BESIDE, Config, integer, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families import qwen3_next
 from thalweg.models.families.common import hidden_size
@@ -27,18 +27,30 @@ def minicpm_v(config: Config) -> ModelSpec:
     spec = qwen3_next.qwen3_5({**config, "mtp_num_hidden_layers": 0})  # its files have no such module
     if is_blind(config):
         return seeing(spec, config, tower, skip=("model.merger.",))
+    if not _merges_twice(config):
+        return seeing(spec, config, tower, skip=(f"{ROOT}vit_merger.",))
     at, count = _places(config)
     behind = tuple((f"{ROOT}encoder.layers.{i}.", f"{ROOT}encoder.layers.{i + 1}.") for i in range(at, count))
     parts = tuple((f"{ROOT}vit_merger.{part}.", f"{ROOT}encoder.layers.{at}.{part}.") for part in ("self_attn", "layer_norm1"))
     return seeing(spec, config, tower, replace=(*behind, *parts))
 
 
+def minicpm_ocr(config: Config) -> ModelSpec:
+    return minicpm_v({**config, BESIDE: {"downsample_mode": "4x", **outer_config(config)}})
+
+
+def _merges_twice(config: Config) -> bool:
+    """Within the encoder too, or only behind it?"""
+    mode = text(outer_config(config), "downsample_mode", "16x")
+    if mode not in ("4x", "16x") or integer(outer_config(config), "merger_times", default=1) != 1:
+        raise UnsupportedModelError("config.json: downsample_mode, merger_times: this version merges 4 patches, once or twice")
+    return mode == "16x"
+
+
 def _places(config: Config) -> tuple[int, int]:
     """Layers before the merger, and the total without the merger's layers."""
     said, around = vision_config(with_defaults(config, **SIGLIP)), outer_config(config)
     count = size(said, "num_hidden_layers", 12)
-    if text(around, "downsample_mode", "16x") != "16x" or integer(around, "merger_times", default=1) != 1:
-        raise UnsupportedModelError("config.json: downsample_mode, merger_times: this version merges 16 patches, in two steps")
     return integer(around, "insert_layer_id", low=0, high=count - 1, default=6) + 1, count
 
 
@@ -54,6 +66,8 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
         True)),
     )  # fmt: skip
     made, unread = encoder(config, count, projector, normed=True)
+    if not _merges_twice(config):
+        return made, unread
     each = made.layers[0]
     norm = each.norms.mixer
     assert isinstance(norm, LayerNorm)
