@@ -104,9 +104,10 @@ def _count(answer: dict[str, Any]) -> tuple[int, int]:
 
 
 def stream(trial: Trial) -> str:
-    """The parts of a stream, joined, are the whole answer, and there are several."""
-    wanted = trial.ask(trial.direct)["choices"][0]["message"]["content"]
-    parts = [delta["content"] for delta in trial.stream(trial.url) if delta.get("content")]
+    """The parts of a stream, joined, are the whole answer, and there are several. A busy machine joins parts of a short one."""
+    fields = {"messages": [{"role": "user", "content": "Count from 1 to 300."}], "ignore_eos": True, "max_tokens": LONG // 2}
+    wanted = trial.ask(trial.direct, **fields)["choices"][0]["message"]["content"]
+    parts = [delta["content"] for delta in trial.stream(trial.url, **fields) if delta.get("content")]
     return differ("".join(parts), wanted) or ("" if len(parts) > 1 else "the answer came in one part")
 
 
