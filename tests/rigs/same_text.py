@@ -18,6 +18,7 @@ from typing import Any
 
 from thalweg import LLM, SamplingParams
 from thalweg.engine.control.speculation.gain import Gain
+from thalweg.engine.control.speculation.starts import Starts
 from thalweg.nano.score import held_out
 from thalweg.nano.tasks import TASKS
 from thalweg.params import StructuredOutputsParams
@@ -39,6 +40,7 @@ def main() -> int:
     args = parser.parse_args()
     turns = itertools.count()
     Gain.allows = lambda self, streams: next(turns) % 3 != 2  # type: ignore[method-assign]
+    Starts.choose = lambda self, times: setattr(self, "first", 1)  # type: ignore[method-assign]
     engines = {"off": open_engine(None)} | {m: open_engine(METHODS[m]) for m in args.methods}
     rng, done, begin = random.Random(args.seed), 0, time.monotonic()
     while done < args.requests:

@@ -32,7 +32,6 @@ from thalweg.engine.control.request import Request, find_end, find_limit, find_s
 from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.control.speculation.drafter import Drafter
-from thalweg.engine.control.speculation.gain import count_runs
 from thalweg.engine.control.speculation.guard import GuardedDrafter
 from thalweg.engine.control.speculation.speculator import Speculator
 from thalweg.engine.control.store.transfers import StoreConnection, Transfers
@@ -301,12 +300,8 @@ class EngineCore:
         seconds = self._observe(oldest)
         news = self._reader.read(oldest, result)
         speculator = self.scheduler.speculator
-        if speculator is not None and not oldest.prompt_tokens and oldest.proposes and speculator.opens(oldest.drafts):
-            speculator.gain.observe_opening(oldest.streams, seconds, oldest.proposes)
-        elif speculator is not None and not oldest.prompt_tokens:
-            plain = oldest.drafts is None and oldest.decodes == oldest.streams and not oldest.proposes
-            counts = None if plain else count_runs(news.handles)
-            speculator.gain.observe(oldest.streams, counts, seconds, oldest.width)
+        if speculator is not None:
+            speculator.observe(oldest, news.handles, bool(news.ended), seconds)
         for request, how in news.ended:
             self._end(request, how)
         self._end_failed()

@@ -70,7 +70,7 @@ class _Streams:
 
     best: int
     """Drafts of a sequence, where they pay."""
-    plain: deque[float] = field(default_factory=lambda: deque(maxlen=2 * TRIAL))
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """Seconds of the last steps without drafts."""
     seconds: dict[int, deque[float]] = field(default_factory=dict)
     """Those of the last steps with K drafts, by K."""
@@ -121,8 +121,8 @@ class Gain:
         seconds, tokens = s.seconds.get(s.best, ()), s.tokens.get(s.best, ())
         if len(s.plain) < PLAIN or len(seconds) < TRIAL or len(tokens) < TRIAL:
             return None
-        plain, verifying, openings = typical(s.plain), typical(seconds), s.openings.get(s.best)
-        more = typical(openings) - plain if openings else (verifying - plain) / 2
+        plain, verifying, openings = typical(s.plain), typical(seconds), s.openings.get(s.best, ())
+        more = typical(openings) - plain if len(openings) >= TRIAL else (verifying - plain) / 2
         return StepTimes(plain, max(0.0, more), verifying, fmean(tokens))
 
     def observe(self, streams: int, counts: Sequence[int] | None, seconds: float, width: int = 0) -> None:
@@ -185,7 +185,8 @@ class Gain:
             s.seconds.clear()
             s.tokens.clear()
             s.turn += 1
-            s.best = self._widths[s.turn % len(self._widths)]
+            if s.turn % 2 == 0:  # the best one gets a second chance: measurements err
+                s.best = self._widths[s.turn // 2 % len(self._widths)]
             s.trials = [s.best]
         elif s.steps >= 4 * TRIAL:
             s.next_rest = SHORTEST_REST

@@ -14,12 +14,13 @@ import numpy as np
 from thalweg.config import JUMP
 from thalweg.engine.control.slots import UNDRAFTED, WAITS, Slots
 from thalweg.engine.control.speculation.drafter import AcceptanceCounters, Draft, Drafter
-from thalweg.engine.control.speculation.gain import Gain
+from thalweg.engine.control.speculation.gain import Gain, count_runs
 from thalweg.engine.control.speculation.starts import Starts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from thalweg.engine.control.batch import LaunchedStep
     from thalweg.engine.control.cache.tables import KVCache
     from thalweg.engine.control.parts.builder import Builder
     from thalweg.engine.control.scheduler import Chunk
@@ -255,12 +256,18 @@ class Speculator:
             wants += end - begun >= self.starts.first and int(s.limit[slot]) - end > 1 and not int(s.flags[slot]) & UNDRAFTED
         return self.proposes if 2 * wants >= max(1, len(slots)) else 0
 
-    def opens(self, drafts: I32 | None) -> bool:
-        """Is a step with proposals and these drafts the first of a row of them, rather than one that a proposer needs to
-        follow the text?"""
-        return drafts is None and not self._remembers
-
     # ------------------------------------------------------------------ after a result
+
+    def observe(self, step: LaunchedStep, handles: NDArray[np.int64], ended: bool, seconds: float) -> None:
+        """Measure a step. handles: of its tokens, in order. ended: did a sequence end with it?"""
+        if step.prompt_tokens:
+            return
+        if not self._remembers and step.proposes and step.drafts is None:
+            self.gain.observe_opening(step.streams, seconds, step.proposes)
+        elif self._remembers or step.streams > 1 or step.drafts is None or not ended:
+            # The end of an answer cuts its last drafts off. `starts` counts that, by the lengths of answers.
+            plain = step.drafts is None and step.decodes == step.streams and not step.proposes
+            self.gain.observe(step.streams, None if plain else count_runs(handles), seconds, step.width)
 
     def receive(self, slots: I32, drafts: I32) -> None:
         """The tokens i32[N, K] that a step proposed after the known ones of these sequences."""

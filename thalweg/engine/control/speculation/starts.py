@@ -1,12 +1,13 @@
 """At which token of an answer do drafts begin to pay? Many answers are short, and their drafts are lost.
 
 Where a proposer may begin at any token, its first drafts cost time that later steps earn back. Lengths of recent answers and
-measured seconds give the first token after which drafts had cost the least, over all of these answers. The text never depends
-on it. The caller passes times in; this module reads no clock.
+measured seconds give the token after which drafts should begin, by the geometric mean over these answers. The text does not
+depend on it. The caller passes times in; this module reads no clock.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ EVERY = 8
 FIRST = 4
 """The token of an answer after which drafts begin, while nothing is measured."""
 WORTH = 0.97
-"""Drafts are used if all answers together take less than this share of their time without."""
+"""Drafts are used if the mean answer takes less than this share of its time without."""
 AFRESH = 16
 """Choices after which drafts begin at FIRST again, to be measured."""
 CANDIDATES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
@@ -54,18 +55,20 @@ class Starts:
         """Set `first`. One beyond all lengths means no drafts."""
         self._new, self._choices = 0, self._choices + 1
         never = max(self._lengths, default=0) + 1
-        best = min(CANDIDATES, key=lambda first: self._seconds(first, times))
-        self.first = best if self._seconds(best, times) < WORTH * self._seconds(never, times) else never
+        best = min(CANDIDATES, key=lambda first: self._loss(first, times))
+        self.first = best if self._loss(best, times) < math.log(WORTH) * len(self._lengths) else never
         if self.first == never and self._choices % AFRESH == 0:
             self.first = FIRST
 
-    def _seconds(self, first: int, times: StepTimes) -> float:
-        """Of all recent answers behind their prompts, if drafts follow token `first`."""
+    def _loss(self, first: int, times: StepTimes) -> float:
+        """The sum over recent answers of log(time / time without drafts), if drafts follow token `first`. As in `gain`, one
+        answer twice as fast is worth another at half its speed. A prompt counts as one plain step."""
         total = 0.0
         for tokens in self._lengths:
-            total += (min(tokens, first) - 1) * times.plain
+            seconds = min(tokens, first) * times.plain
             if tokens >= first:
-                total += times.proposing
+                seconds += times.proposing
             if tokens > first:
-                total += max(1.0, (tokens - first) / times.tokens) * times.verifying
+                seconds += max(1.0, (tokens - first) / times.tokens) * times.verifying
+            total += math.log(seconds / (tokens * times.plain))
         return total
