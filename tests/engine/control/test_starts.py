@@ -60,6 +60,6 @@ def test_times_are_those_of_the_best_number_of_drafts() -> None:
     for _ in range(TRIAL):
         gain.observe(1, [4], 2.0, 3)
     assert gain.times(1) == StepTimes(1.0, 0.5, 2.0, 4.0)
-    for seconds in (20.0, 1.25, 1.25, 1.25):  # the first one is recorded
+    for seconds in (20.0, 20.0, *[1.25] * (2 * TRIAL - 2)):  # the first ones are recorded
         gain.observe_opening(1, seconds, 3)
     assert gain.times(1) == StepTimes(1.0, 0.25, 2.0, 4.0)

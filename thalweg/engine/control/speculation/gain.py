@@ -61,7 +61,7 @@ def count_runs(handles: NDArray[np.int64]) -> list[int]:
 
 def typical(seconds: Collection[float]) -> float:
     """The lower quartile."""
-    return sorted(seconds)[len(seconds) // 4]
+    return sorted(seconds)[(len(seconds) - 1) // 4]
 
 
 @dataclass(slots=True)
