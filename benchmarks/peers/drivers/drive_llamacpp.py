@@ -22,6 +22,8 @@ def load(s: dict[str, Any]) -> Loaded:
         "--ctx-size", str(s["kv_tokens"]), "--parallel", str(s["slots"]), "--kv-unified",
         "--threads", str(s["threads"]), "--threads-batch", str(s["threads"]),
     ]  # fmt: skip
+    if "draft" in s:
+        flags += ["--spec-type", "draft-simple", "--spec-draft-model", s["draft"], "--spec-draft-n-max", str(s["draft_tokens"])]
     command = [s["server"], "--model", s["model"], "--host", "127.0.0.1", "--port", str(port), *flags]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:

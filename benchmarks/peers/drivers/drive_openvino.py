@@ -16,11 +16,14 @@ def load(s: dict[str, Any]) -> Loaded:
     scheduler.cache_size = s["kv_bytes"] >> 30
     scheduler.enable_prefix_caching = True
     told = {"INFERENCE_NUM_THREADS": s["threads"]}
-    pipe = genai.ContinuousBatchingPipeline(s["model"], scheduler, "CPU", told)
+    drafts = {"draft_model": genai.draft_model(s["draft"], "CPU", **told)} if "draft" in s else {}
+    pipe = genai.ContinuousBatchingPipeline(s["model"], scheduler, "CPU", told | drafts)
 
     def generate(prompts: list[list[int]], new: int) -> list[list[int]]:
         config = genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = new, True, False
+        if "draft" in s:
+            config.num_assistant_tokens = s["draft_tokens"]
         ids = [openvino.Tensor(np.array([p], np.int64)) for p in prompts]
         done = pipe.generate(ids, [config] * len(ids))
         return [[int(t) for t in d.m_generation_ids[0]] for d in done]

@@ -14,6 +14,7 @@ def load(s: dict[str, Any]) -> Loaded:
         "device": "cpu", "dtype": "bfloat16", "quantization": s.get("quantization"),
         "threads": s["threads"], "kv_cache_memory_bytes": s["kv_bytes"], "max_model_len": s["max_len"],
         "skip_tokenizer_init": True, "kv_cache_dtype": s.get("kv_cache_dtype", "auto"),
+        "speculative_config": s.get("speculative_config"),
         "additional_config": {k: s[k] for k in ("packed_weights", "compress_weights") if k in s},
     }  # fmt: skip
     llm = LLM(model=s["model"], use_tqdm_on_load=False, **flags)
