@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ from thalweg.hal.attention import AttnSpec
 from thalweg.hal.step import SCRATCH, StepBatch
 from thalweg.hal.testing import sequences as seq
 
-sys.path.append(str(Path(__file__).parents[2] / "models"))
 HOST = {"jax_platform": "cpu", "compilation_cache": "", "precompile": "none"}
 SPEC = AttnSpec(4, 2, 16, 0.25, "float32")
 

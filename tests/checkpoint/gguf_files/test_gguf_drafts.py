@@ -1,4 +1,5 @@
-"""A GGUF file as a draft model: its drafts are those of the values that the `gguf` package decodes."""
+"""Drafters in GGUF files: draft models, and modules for multi-token prediction. Their drafts are those of equal values
+elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 from converted import convert
+from families import convert_family
 from test_models import wide
+from test_mtp import PROMPTS, Published, check_log_probabilities
 
 from thalweg import LLM, SamplingParams
 from thalweg.engine.control.speculation.gain import Gain
@@ -40,5 +43,19 @@ def test_drafts_of_a_gguf_file_are_those_of_its_decoded_values(tmp_path: Path, m
     vocab = words["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (tmp_path / "target" / "tokenizer.json").write_text(json.dumps(words))
-    with pytest.raises(ConfigError, match="has id .* for the token 'a', and the target"):
+    with pytest.raises(ConfigError, match=r"has id .* for the token 'a', and the target"):
         serve(tmp_path / "target", file)
+
+
+def test_drafts_of_a_module_in_a_gguf_file_are_those_of_the_published_formula(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GLM-4.5 and later have it in a layer after the last."""
+    monkeypatch.setattr(Gain, "allows", lambda self, streams: True)
+    model = Published("glm")
+    (tmp_path / "source").mkdir()
+    model.save(tmp_path / "source")
+    file = convert_family(
+        "glm4-moe", tmp_path / "source", tmp_path / "model.gguf", keys={"block_count": 3, "nextn_predict_layers": 1}
+    )
+    check_log_probabilities(model, file, PROMPTS[3], monkeypatch)

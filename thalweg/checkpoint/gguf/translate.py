@@ -97,7 +97,8 @@ def _pieces(files: GGUFFiles, architecture: Architecture, config: Mapping[str, A
     count = config["num_hidden_layers"]
     for name, tensor in files.tensors.items():
         found = _LAYER.fullmatch(name)
-        if name.endswith(_READ_APART) or (found is not None and int(found[1]) >= count and _further(files, int(found[1]))):
+        further = found is not None and int(found[1]) >= count and _further(files, int(found[1]))
+        if name.endswith(_READ_APART) or (further and not (architecture.module and config.get("num_nextn_predict_layers"))):
             continue
         make = architecture.special.get(name if found is None else name.partition(".")[2].partition(".")[2])
         if make is None and name.endswith(_COMPANIONS):
@@ -107,7 +108,7 @@ def _pieces(files: GGUFFiles, architecture: Architecture, config: Mapping[str, A
             made: Sequence[tuple[str, GGUFPiece]] | None = [(where + target, piece) for target, piece in make(tensor, config)]
         else:
             made = _of_layer(tensor, found, architecture, config) if found else _of_model(tensor, architecture)
-        if not made or (found is not None and int(found[1]) >= count):
+        if not made or (found is not None and int(found[1]) >= count and not further):
             where = files.metadata["general.architecture"]
             raise CheckpointError(f"{files.file(name)}: tensor {name!r} is unknown in the architecture {where}")
         part = found[2] if found else name.rpartition(".")[0]
@@ -178,17 +179,18 @@ def _of_layer(
         return [(target(experts[part].format(e)), GGUFPiece(tensor.name, shape[1:], e)) for e in range(shape[0])]
     if experts and (old := _EXPERT.fullmatch(part)):
         return [(target(experts[f"{old[1]}_exps"].format(int(old[2]))), GGUFPiece(tensor.name, shape))]
-    if part not in architecture.layer:
+    names = {**architecture.layer, **architecture.module}
+    if part not in names:
         return None
     if part in architecture.by_head and len(shape) == 3:
         swapped = architecture.by_head[part]
         count, rows, inputs = (shape[0], shape[2], shape[1]) if swapped else shape
         whole = GGUFPiece(tensor.name, (count * rows, inputs), by_head=True, swapped=swapped)
-        return [(target(architecture.layer[part]), whole)]
+        return [(target(names[part]), whole)]
     turned = _rope_heads(architecture, part, heads, kv)
     piece = GGUFPiece(tensor.name, shape, order=deinterleave_rows(shape[0], turned) if turned else None)
-    full = architecture.layers.format(layer, architecture.layer[part])
-    return [(full if part in architecture.bare else target(architecture.layer[part]), piece)]
+    full = architecture.layers.format(layer, names[part])
+    return [(full if part in architecture.bare else target(names[part]), piece)]
 
 
 def _parts_of_qkv(

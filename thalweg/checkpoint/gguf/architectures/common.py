@@ -31,6 +31,11 @@ LAYER = {
 """Tensors of Llama's layers."""
 EXPERTS = {f"ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}
 """Tensors of an expert, by their most common names."""
+NEXTN = {
+    "nextn.eh_proj": "eh_proj", "nextn.enorm": "enorm", "nextn.hnorm": "hnorm", "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head", "nextn.shared_head_norm": "shared_head.norm",
+}  # fmt: skip
+"""Tensors of a layer that predicts further tokens."""
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 AROUND = {
     "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
@@ -81,6 +86,9 @@ class Architecture:
     """The architecture has attention."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Parts of names in checkpoints -> parts of names in the model."""
+    module: Mapping[str, str] = field(default_factory=dict)
+    """As `layer`, for more tensors of a layer that predicts further tokens (MTP), if the configuration counts it. Otherwise
+    such layers are left out."""
     special: Mapping[str, Make] = field(default_factory=dict)
     """End of a tensor's name -> its conversion, where that is more than a new name."""
 
