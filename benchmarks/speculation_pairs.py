@@ -1,9 +1,9 @@
 """Models of random weights and drafters of them that are right for a chosen share of tokens.
 
 The target's next token is a function of its newest one: a random permutation of the vocabulary. Its layers add little to the
-embedding, and row P(t) of the output matrix is the embedding of token t. A drafter has the same output matrix, and embeddings with
-noise. The amount of noise is found by bisection, so that the share of right tokens is the chosen one. Every engine that decodes
-greedily therefore computes the same text, and accepts the same drafts.
+embedding, and row P(t) of the output matrix is the embedding of token t. A drafter has the same output matrix, and noise in its
+embeddings. The amount of noise is found by bisection, so that the share of right tokens is the chosen one. Every engine that
+decodes greedily therefore computes the same text, and accepts the same drafts.
 """
 
 from __future__ import annotations

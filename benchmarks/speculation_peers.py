@@ -1,7 +1,8 @@
 """What drafts bring next to other engines: one pair of models, with a draft model and without, in thalweg, llama.cpp, OpenVINO.
 
-    python benchmarks/speculation_peers.py [--acceptance 0.7] [--tokens 3] [--layers N] [--vocab N] [--draft-layers 2] [--new 128]
-                                           [--repeats 3] [--engines thalweg llamacpp openvino mtp] [--envs DIR] [--work DIR]
+    python benchmarks/speculation_peers.py [--acceptance 0.7] [--tokens 3] [--layers N] [--vocab N] [--draft-layers 2]
+                                           [--new 128] [--repeats 3] [--engines thalweg llamacpp openvino mtp]
+                                           [--envs DIR] [--work DIR]
 
 The models have the shape of Qwen3-0.6B, random weights, and drafts that are right as often as --acceptance says
 (`speculation_pairs`). "mtp" is thalweg with a module for multi-token prediction in a model of that shape. Engines run one
