@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ from speculation_pairs import make_draft_pair, make_mtp_model, read_bytes
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.peers import engines
 from benchmarks.peers.models import prepared
-from benchmarks.peers.session import Session, launch
+from benchmarks.peers.session import PeerError, Session, launch
 
 PROMPT = 32
 ENGINES = ("thalweg", "llamacpp", "openvino", "mtp")
@@ -70,8 +71,17 @@ def main() -> None:
         parser.error("--acceptance must be between 0 and 1, other numbers at least 1, and --new at least 2")
     with tempfile.TemporaryDirectory() as scratch:
         work = a.work or Path(scratch)
-        report = {name: measure(a, work, name) for name in a.engines}
+        report = {name: attempt(a, work, name) for name in a.engines}
     print(json.dumps(report, indent=2))
+
+
+def attempt(a: argparse.Namespace, work: Path, name: str) -> dict[str, Any]:
+    """As `measure`. An engine that fails does not end the others."""
+    try:
+        return measure(a, work, name)
+    except (PeerError, subprocess.CalledProcessError) as e:
+        print(f"{name:10} failed: {e}", file=sys.stderr, flush=True)
+        return {"failed": str(e)[:300]}
 
 
 def measure(a: argparse.Namespace, work: Path, name: str) -> dict[str, Any]:
