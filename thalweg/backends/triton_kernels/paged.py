@@ -174,9 +174,18 @@ def _spans(
     SOFTCAP: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
     KEYS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """The result of `_span` over all keys from low to end: in spans of SPLIT keys, joined in sequence, or (0) in one. All
-    spans are in one loop. A loop for each would load its first keys only when the one before it has ended."""
-    if SPLIT > 0:
+    """The result of `_span` over all keys from low to end: in spans of SPLIT keys, joined in sequence, or (0) in one. Spans
+    are in one loop where registers suffice. A loop for each loads its first keys only when the one before it has ended."""
+    if SPLIT > 0 and (LATENT > 0 or BLOCK > 128):  # without registers for two results in one loop
+        m, total, acc = _empty_state(M, BLOCK)
+        for span in range(low // SPLIT, tl.cdiv(end, SPLIT)):
+            stop = tl.minimum(span * SPLIT + SPLIT, end)
+            m2, total2, acc2 = _span(
+                rows, rest, position, kv, scales, table, low, span * SPLIT, stop, tl.minimum(stop, sure), kv_head, scale,
+                HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
+            )  # fmt: skip
+            m, total, acc = _merge_states(m, total, acc, m2, total2, acc2)
+    elif SPLIT > 0:
         tl.static_assert(SPLIT % KEYS == 0)
         double: tl.constexpr = HELD == "float8_e4m3fn" and codes.is_fnuz(NATIVE)
         m, total, acc = _empty_state(M, BLOCK)
@@ -235,14 +244,16 @@ def attend(
         first = tl.load(tiles + tl.program_id(0) * 2 + 1)
         if seq < 0:
             return
-        new = tl.load(query + seq)
     else:
         seq = tl.program_id(0).to(tl.int64)
         first = 0
-        new = tl.load(query + seq)
-        if new > DECODE:
+    new, past = tl.load(query + seq), tl.load(context + seq)
+    if not TILED:
+        other = new > DECODE
+        if PARTS:  # tables are wide and most sequences short: most programs end here, before they wait for anything else
+            other = other | (tl.program_id(2) * SPLIT >= past + new)
+        if other:
             return
-    past = tl.load(context + seq)
     i = tl.arange(0, M)
     token = first + i // SHARE
     head = tl.program_id(1) * SHARE + i % SHARE
