@@ -17,6 +17,7 @@ import heapq
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
 STEPS = 2
 """Classes per doubling of the age."""
@@ -29,6 +30,8 @@ ESTIMATE_EVERY = 256
 """Blocks counted between two estimates."""
 PRIOR = 8.0
 """Blocks that count in each class before any was seen: a share of them is reused that halves the rest once per doubling."""
+CHOOSE_EVERY = 0.05
+"""Seconds for which the class of the next eviction stays chosen: a prompt evicts many blocks at once."""
 MARGIN = 2.0
 """The oldest blocks go first, unless others are expected back after so many times as long."""
 MEMORY = 16
@@ -54,6 +57,12 @@ class ReuseEstimate:
         self._sum += age - begin + reused
         if self._counted >= ESTIMATE_EVERY:
             self.remaining, self._counted = self._estimate(), 0
+
+    def count_unused(self, age: int, blocks: int) -> None:
+        """So many blocks left a class unused."""
+        self._unused[age] += blocks
+        self._sum += blocks
+        self._counted += blocks
 
     def _estimate(self) -> list[float]:
         if self._sum > self._most:
@@ -90,7 +99,9 @@ class KeptBlocks:
         self._estimate = ReuseEstimate(total)
         self._ages: list[OrderedDict[int, float]] = [OrderedDict() for _ in range(CLASSES)]
         """By class: block -> time of its release, the earliest first. A block moves on when its class is looked at."""
-        self._places: dict[int, tuple[int, float]] = {}
+        self._victim, self._chosen = -1, 0.0
+        """The class of the next eviction, and when it was chosen. -1: none is."""
+        self._places: dict[int, list[Any]] = {}
         """Block -> its class, and until when it is kept."""
         self._soonest: list[tuple[float, int]] = []
         """A heap of (until when, block). Entries that differ from `_places` count for nothing."""
@@ -106,8 +117,10 @@ class KeptBlocks:
 
     def add(self, block: int, until: float, now: float) -> None:
         """A block that was released now."""
+        if not self._ages[0]:
+            self._victim = -1
         self._ages[0][block] = now
-        self._places[block] = (0, until)
+        self._places[block] = [0, until]
         heapq.heappush(self._soonest, (until, block))
         if len(self._soonest) > 2 * self._total:
             self._soonest = [(until, kept) for kept, (_, until) in self._places.items()]
@@ -115,7 +128,7 @@ class KeptBlocks:
 
     def extend(self, block: int, until: float) -> None:
         """Keep it longer."""
-        self._places[block] = (self._places[block][0], until)
+        self._places[block][1] = until
         heapq.heappush(self._soonest, (until, block))
 
     def reuse(self, block: int, now: float) -> None:
@@ -136,14 +149,18 @@ class KeptBlocks:
     def pop_last(self, now: float) -> int:
         """The block that is expected back last. It is of the oldest class, unless another's median is `MARGIN` times as long,
         and of its class the one released first. There must be a block."""
-        self._advance(now)
-        remaining, there = self._estimate.remaining, [i for i in range(CLASSES) if self._ages[i]]
-        worst = max(there, key=remaining.__getitem__)
-        if remaining[worst] < MARGIN * remaining[there[-1]]:
-            worst = there[-1]
-        block = next(iter(self._ages[worst]))
+        if self._victim < 0 or now - self._chosen >= CHOOSE_EVERY or not self._ages[self._victim]:
+            self._choose(now)
+        block = next(iter(self._ages[self._victim]))
         self._remove(block, now, reused=False)
         return block
+
+    def _choose(self, now: float) -> None:
+        self._advance(now)
+        remaining, there = self._estimate.remaining, [i for i in range(CLASSES) if self._ages[i]]
+        self._victim, self._chosen = max(there, key=remaining.__getitem__), now
+        if remaining[self._victim] < MARGIN * remaining[there[-1]]:
+            self._victim = there[-1]
 
     def clear(self) -> None:
         for blocks in self._ages:
@@ -158,13 +175,16 @@ class KeptBlocks:
 
     def _advance(self, now: float) -> None:
         """Move blocks to the classes of their ages. Each class is in the order of release, and so are those that move."""
+        places = self._places
         for i, end in enumerate(AGES):
-            here, there = self._ages[i], self._ages[i + 1]
+            here, there, moved = self._ages[i], self._ages[i + 1], 0
             while here:
-                block, released = next(iter(here.items()))
+                block, released = here.popitem(last=False)
                 if now - released < end:
+                    here[block] = released
+                    here.move_to_end(block, last=False)
                     break
-                del here[block]
                 there[block] = released
-                self._places[block] = (i + 1, self._places[block][1])
-                self._estimate.count(i, i + 1, reused=False)
+                places[block][0] = i + 1
+                moved += 1
+            self._estimate.count_unused(i, moved)
