@@ -12,6 +12,7 @@ from zoo import edit_config, make_checkpoint
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
+from thalweg.engine.control.cache.groups import window
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models import registry, sizes
 
@@ -126,3 +127,30 @@ def test_a_long_sequence_keeps_entries_and_only_the_last_keys(tmp_path):
         ("window", 128, 16, 16 * 2 * 512),
         ("full", 0, 128, 512),
     ]
+
+
+def test_windows_of_rows_have_blocks_for_running_sequences_and_the_text_is_the_same(tmp_path, monkeypatch):
+    path = make_checkpoint(NAME, tmp_path, tokenizer=False)
+    want = serve_many(path)[0]
+    monkeypatch.setattr(window, "STEP", 8)
+    got, groups, blocks = serve_many(path)
+    assert got == want
+    whole = [n for g, n in zip(groups, blocks, strict=True) if g.kind == "full"]
+    few = [n for g, n in zip(groups, blocks, strict=True) if g.kind == "window"]
+    assert max(few) < max(whole) / 2
+
+
+def serve_many(path):
+    """Texts of prompts longer than a window, each twice, and the groups of the cache with their blocks."""
+    llm = LLM(
+        str(path), device="cpu", dtype="float32", skip_tokenizer_init=True, max_model_len=128, max_num_seqs=2, block_size=4,
+        num_gpu_blocks_override=64, max_num_batched_tokens=32, use_tqdm_on_load=False,
+    )  # fmt: skip
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+    work = [{"prompt_token_ids": 2 * p} for p in prompts()] * 2
+    try:
+        texts = [list(a.outputs[0].token_ids) for a in llm.generate(work, params, use_tqdm=False)]
+        cache = llm.config.cache
+        return texts, cache.groups, cache.blocks
+    finally:
+        llm.shutdown()

@@ -52,6 +52,9 @@ class KVSpec:
     many tokens, up to itself. Older blocks may be freed. 0 otherwise."""
     top: int = 0
     """The most kept tokens that one token reads. Steps have the part `Sparse` for tokens that see more. 0 = all."""
+    rows: bool = False
+    """Of layers with a `RowsSpec`. Kind "window": its tokens may cost many times those of other groups, so its cache has room
+    for running sequences only, not for all tokens of the others."""
     spare: bool = False
     """Kind "state", of an engine with steps that verify drafts: the table has a third column, a private block of the sequence.
     A step with drafts writes states there while the number of accepted ones is unknown."""

@@ -161,7 +161,9 @@ def kv_groups(
         window = kind.window if kind.kind in ("window", "chunked") else 0  # an encoder's hides tokens, and frees none
         top = kind.top if isinstance(kind, AttnSpec) else 0
         spare = spare_states and isinstance(kind, StateSpec)
-        groups.append(KVSpec(kind.kind, tokens, sum(each[i] for i in layers), layers, window, top, spare))
+        groups.append(
+            KVSpec(kind.kind, tokens, sum(each[i] for i in layers), layers, window, top, isinstance(kind, RowsSpec), spare)
+        )
     return tuple(groups)
 
 

@@ -11,6 +11,9 @@ from thalweg.engine.control.cache.groups.full import Full
 from thalweg.engine.control.cache.prefix import Node
 from thalweg.hal.kv import KVSpec
 
+STEP = 4096
+"""Tokens of prompts in a step. Chunks are shorter where more would not fit."""
+
 
 class Window(Full):
     whole = False
@@ -19,6 +22,14 @@ class Window(Full):
     def holds(cls, spec: KVSpec, tokens: int, step: int) -> int:
         """The window's blocks, and those of the step in progress."""
         return super().holds(spec, min(tokens, spec.window + step), step)
+
+    @classmethod
+    def num_blocks(cls, spec: KVSpec, tokens: int, seqs: int) -> int:
+        """Of `rows`: twice those of running sequences, so that prefixes of recent ones are found, and those of a step."""
+        whole = super().num_blocks(spec, tokens, seqs)
+        if not spec.rows:
+            return whole
+        return min(whole, 1 + 2 * seqs * (spec.window // spec.block_tokens + 2) + -(-STEP // spec.block_tokens))
 
     def first_needed(self, computed: int) -> int:
         return max(0, computed - self.spec.window + 1) // self.spec.block_tokens
