@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 
 from thalweg.checkpoint.config import read_config
 from thalweg.media.audio_processors import load_audio_processor
+from thalweg.media.audio_processors.transcribers import QWEN3_LANGUAGES, TRANSCRIBERS
 from thalweg.media.mel import RATE
-from thalweg.media.transcribers import QWEN3_LANGUAGES, TRANSCRIBERS
 from thalweg.models.registry import ARCHITECTURES
 from thalweg.server.audio.recognizer import TextFilter
 

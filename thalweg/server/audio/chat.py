@@ -1,4 +1,4 @@
-"""Transcripts of models that read audio in conversations (`media.transcribers`)."""
+"""Transcripts of models that read audio in conversations (`media.audio_processors.transcribers`)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from thalweg.engine.client.media import MEDIA
 from thalweg.media.audio_processors import AudioProcessor
+from thalweg.media.audio_processors.transcribers import TRANSCRIBERS
 from thalweg.media.audio_windows import windows
 from thalweg.media.kinds.base import MediaItem, MediaSource
 from thalweg.media.mel import RATE
-from thalweg.media.transcribers import TRANSCRIBERS
 from thalweg.server.audio.protocol import AudioRequest
 from thalweg.server.audio.recognizer import Recognizer, TextFilter, WindowedAudio, join_words
 from thalweg.server.audio.tokens import read_language

@@ -19,7 +19,7 @@ from thalweg.engine.planning import resolve
 from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.errors import CheckpointError
 from thalweg.hal.kv import KVSpec
-from thalweg.media.transcribers import TRANSCRIBERS
+from thalweg.media.audio_processors.transcribers import TRANSCRIBERS
 from thalweg.models.spec import ModelSpec
 
 
