@@ -1,5 +1,5 @@
-"""Hy4: hyper-connections that do not mix their streams, gated latent attention (MLA) with sinks to a choice of tokens, sigmoid
-routers with expert bias and clamped experts."""
+"""Hy4: hyper-connections that do not mix their streams, gated latent attention (MLA) with sinks and sparse attention (DSA),
+sigmoid routers with expert bias and clamped experts."""
 
 from __future__ import annotations
 
