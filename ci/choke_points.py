@@ -80,7 +80,7 @@ CHOKES = (
             "os.posix_spawn",
             "os.spawnv",
         ),
-        ("thalweg/host/processes.py", "thalweg/hal/testing/", "thalweg/bench/startup.py"),
+        ("thalweg/host/processes.py", "thalweg/hal/testing/", "thalweg/bench/startup.py", "thalweg/bench/startup_plan.py"),
         "one place starts processes",
     ),
     Choke(

@@ -104,10 +104,10 @@ class WebSocketResponse(Response):
         answer = [(b"upgrade", b"websocket"), (b"sec-websocket-accept", accept_key(self._key).encode())]
         await receive()  # the request's body, which is empty
         await send({"type": "http.response.start", "status": 101, "headers": answer})
-        socket = WebSocket(receive, send, self._most)
+        connection = WebSocket(receive, send, self._most)
         try:
-            await self._work(socket)
-            await socket.close()
+            await self._work(connection)
+            await connection.close()
         except WebSocketClosedError:
             pass
         finally:
