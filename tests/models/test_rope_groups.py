@@ -88,7 +88,7 @@ def whole(name: str) -> dict[str, Any]:
     if heard:
         return {**made.to_dict(), "architectures": [heard.architecture]}
     kinds = transformers.AutoModelForImageTextToText._model_mapping
-    said = {**made.to_dict(), "architectures": [kinds[type(made)].__name__]}
+    said = {**made.to_dict(), "architectures": made.architectures or [kinds[type(made)].__name__]}
     return seeing.FAMILIES[name].published(said)
 
 

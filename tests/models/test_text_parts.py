@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -177,7 +178,7 @@ SEEING: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 def test_text_of_a_model_that_sees_is_that_of_transformers(name: str, device: str, tmp_path: Path) -> None:
     kind, text, vision = SEEING[name]
     config = kind(  # what stands for an image is no token that a text may have
-        text_config={**TEXT, **text},
+        text_config=copy.deepcopy({**TEXT, **text}),  # transformers changes nested settings in place
         vision_config=vision,
         image_token_id=500,
         video_token_id=501,

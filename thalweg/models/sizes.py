@@ -56,7 +56,8 @@ def head_values(spec: ModelSpec) -> int:
 def table_bytes(spec: ModelSpec, max_len: int) -> int:
     """Of computed tables, which every rank has whole."""
     slopes = sum(getattr(mixer, "slope_values", 0) for _, mixer in spec.mixers)
-    return (sum(max_len * rope.dim for rope in spec.ropes) + slopes) * BYTES["float32"]
+    around = sum(getattr(layer.around, "table_bytes", 0) for layer in spec.layers)
+    return (sum(max_len * rope.dim for rope in spec.ropes) + slopes) * BYTES["float32"] + around
 
 
 def held_bytes(

@@ -75,10 +75,19 @@ def check_rope(config: Mapping[str, Any], more: Collection[str] = ()) -> None:
         )
     if config.get("language_model_only") or not isinstance(around := config.get(BESIDE), Mapping):
         return
-    for part in ("", "vision_config", "audio_config"):
-        holder = around.get(part) if part else around
-        for name, group in _rope_groups(holder, types) if isinstance(holder, Mapping) else ():
+    for part, holder in _parts_with_groups(around):
+        for name, group in _rope_groups(holder, types):
             check_keys(group, known, f"{part}: {name}" if part else name, _REMOVE)
+
+
+def _parts_with_groups(around: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(name, keys and values) of the configuration around the text part, of encoders, and of the parts of encoders."""
+    yield "", around
+    for part in ("vision_config", "audio_config"):
+        holder = around.get(part)
+        if isinstance(holder, Mapping):
+            yield part, holder
+            yield from ((f"{part}: {key}", each) for key, each in holder.items() if isinstance(each, Mapping))
 
 
 def _rope_groups(config: Mapping[str, Any], types: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:

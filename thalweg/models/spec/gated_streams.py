@@ -34,6 +34,11 @@ class GatedResidual:
     inputs: NGramInput | None = None
     """Added to the streams first. The layer's first two mixers are then its `caches`."""
 
+    @property
+    def table_bytes(self) -> int:
+        """Of computed tables."""
+        return self.inputs.table_bytes if self.inputs is not None else 0
+
     def weights(self, at: str, hidden: int) -> Weights:
         own, n = f"{at}{self.name}.", self.streams
         made = dict(gates(own, n, self.rank, hidden))

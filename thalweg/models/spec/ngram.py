@@ -87,6 +87,11 @@ class NGramInput:
         first = self.seed + 10_007 * self.index
         return tuple(2 * (_mix(first + _GAMMA * (i + 1)) % half) + 1 for i in range(self.size))
 
+    @property
+    def table_bytes(self) -> int:
+        """Of the facts that the layer computes: factors, rows and offsets of heads, and distances."""
+        return 8 * (self.size + 2 * len(self.rows) + self.size - 1 + self.taps)
+
     def weights(self, at: str, hidden: int) -> Weights:
         at, wide = f"{at}{self.name}.", self.streams * hidden
         total = -(-sum(self.rows) // self.divisor) * self.divisor
