@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,9 @@ def plain() -> Iterator[Server]:
     server.end()
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    tmp_path = tmp_path_factory.mktemp("pair")
+@contextmanager
+def two_servers(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
+    """With one store."""
     (tmp_path / "secret").write_text("a secret of sixteen bytes or more")
     config = f'{{"kv_connector": "disk", "kv_connector_extra_config": {{"folder": "{tmp_path}/b", "max_bytes": 100000000}}}}'
     words = ("--kv-key-secret", str(tmp_path / "secret"), "--kv-transfer-config", config)
@@ -81,6 +82,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Ser
     yield made
     for server in made:
         server.end()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    with two_servers(tmp_path_factory.mktemp("pair")) as made:
+        yield made
 
 
 def body_of(path: str, i: int, tokens: int = 12) -> dict[str, Any]:
@@ -205,8 +212,12 @@ def test_offline_requests_say_it_in_extra_args(tmp_path: Path) -> None:
     assert (cold.outputs[0].finish_reason, cold.outputs[0].token_ids) == ("cache_threshold", [])
 
 
-def test_either_server_may_be_killed(plain: Server, pair: Any) -> None:
-    prefill, decode = pair
+def test_either_server_may_be_killed(plain: Server, tmp_path: Path) -> None:
+    with two_servers(tmp_path) as (prefill, decode):
+        kill_and_compare(plain, prefill, decode)
+
+
+def kill_and_compare(plain: Server, prefill: Server, decode: Server) -> None:
     path = PATHS[1]
     want = {i: ids_of(plain.post(path, body_of(path, i, 120)).json()) for i in range(10, 14)}
     os.kill(prefill.engine(), signal.SIGKILL)  # its server gets another

@@ -16,6 +16,7 @@ from lora_files import ALL, write_adapter
 from zoo import load_reference, make_checkpoint
 
 from thalweg import AsyncLLM, EngineArgs, SamplingParams
+from thalweg.errors import UnavailableError
 from thalweg.server.core.adapters import ServedAdapters
 
 PROMPT = list(b"the same prompt for all")
@@ -71,6 +72,17 @@ class Streams:
                 self.wrong.append(f"{name} ({folder}): {last.outputs[0].token_ids} {last.error}")
 
 
+async def load(served: ServedAdapters, name: str, folder: Path) -> None:
+    """Again where the engine was not heard for some seconds, as a client would after a 503: machines may stand still."""
+    for _ in range(20):
+        try:
+            await served.load(name, str(folder), inplace=True, is_3d=False)
+            return
+        except UnavailableError:
+            await asyncio.sleep(0.5)
+    await served.load(name, str(folder), inplace=True, is_3d=False)
+
+
 @pytest.mark.slow  # starts a process, twice
 async def test_no_stream_gets_the_tokens_of_another_adapter_whatever_is_reloaded(
     tmp_path: Path, request: pytest.FixtureRequest
@@ -97,7 +109,7 @@ async def test_no_stream_gets_the_tokens_of_another_adapter_whatever_is_reloaded
         if name in served.names() and rng.random() < 0.3:
             await served.unload(name, None)
         else:
-            await served.load(name, str(rng.choice(folders)), inplace=True, is_3d=False)
+            await load(served, name, rng.choice(folders))
         if change == reloads // 3:
             os.kill(engine.engine_pid or 0, signal.SIGKILL)
             while engine.restarts == 0 or not engine.ready:
@@ -108,7 +120,7 @@ async def test_no_stream_gets_the_tokens_of_another_adapter_whatever_is_reloaded
         await asyncio.sleep(0)
     while min(streams.counts.values()) == 0 and not streams.wrong:  # every adapter has answered
         for i, folder in enumerate(folders):
-            await served.load(f"name{i}", str(folder), inplace=True, is_3d=False)
+            await load(served, f"name{i}", folder)
         await asyncio.sleep(0.05)
     streams.stopped = True
     await asyncio.wait_for(asyncio.gather(*tasks), 60)
