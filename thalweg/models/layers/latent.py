@@ -134,7 +134,9 @@ class LatentAttention:
             read = self._chosen(query[row], keys, table, seq, flow.chosen)
         else:
             where = keys, table, seq, flow.batch.positions[row], sinks, keys, table
-            read = self._chosen_sinks(query[row], *where, flow.chosen)[..., : self.spec.latent]
+            read, _ = self._chosen_sinks(query[row], *where, flow.chosen).split(
+                (self.spec.latent, keys.shape[-1] - self.spec.latent), -1
+            )
         return torch.where((pick >= 0)[:, None, None], read[pick.clamp(min=0).long()], out)
 
 

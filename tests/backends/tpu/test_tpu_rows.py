@@ -1,0 +1,32 @@
+"""Layers that keep rows for their own ops, and sinks of latent attention, on JAX's host platform: the tokens of `cpu`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_families import prompts
+from zoo import make_checkpoint
+
+from thalweg import LLM, SamplingParams
+
+PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, detokenize=False)
+
+
+def generate(path: Any, device: str, **options: Any) -> list[list[int]]:
+    llm = LLM(
+        str(path), device=device, dtype="float32", skip_tokenizer_init=True, max_model_len=64, max_num_seqs=4,
+        kv_cache_memory_bytes=4_000_000, use_tqdm_on_load=False, **options,
+    )  # fmt: skip
+    work = [{"prompt_token_ids": p} for p in prompts()[:3]]
+    try:
+        return [list(a.outputs[0].token_ids) for a in llm.generate(work, PARAMS, use_tqdm=False)]
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["deepseek-v4", "hy-v4"])
+def test_tokens_are_those_of_cpu(name: str, tmp_path: Any) -> None:
+    path = make_checkpoint(name, tmp_path)
+    assert generate(path, "tpu", additional_config={"jax_platform": "cpu"}) == generate(path, "cpu")
