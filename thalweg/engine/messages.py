@@ -43,7 +43,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     """With `bidirectional`: tokens of the prompt that attend to each other, counted from its first. 0: only those between
     the placeholders."""
     prefix_digest: bytes = b""
-    """With `prefix`: identifies all that these tokens depend on. It salts their cached blocks in place of `digest`."""
+    """With `prefix`: identifies all that these tokens depend on. It salts their cached blocks instead of `digest`."""
     axes: np.ndarray | None = None  # i32[last - first + 1, 3]
     """Positions of these tokens along several axes, relative to that of the first. None: consecutive, as text."""
     extent: int = 0

@@ -10,7 +10,7 @@ from thalweg.hal.step import Array, StepBatch
 
 if TYPE_CHECKING:
     from thalweg.models.adapters import AdapterRows
-    from thalweg.models.layers.compressed import Entries
+    from thalweg.models.layers.compressed import ClosedWindows, Entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class Flow:
     """[T, hidden]: an MoE output that a later layer adds."""
     chosen: Array | None = None
     """i32[N, top], of steps with `Sparse`: the indices from the last layer with an indexer."""
+    closed: dict[int, ClosedWindows] = field(default_factory=dict)
+    """Windows of so many tokens that end in this step, found once for all layers."""
     entries: Entries | None = None
     """Of compressed attention: what the mixers of a layer give each other."""
     sources: SourceVectors | None = None

@@ -1,4 +1,4 @@
-"""Dense weights that are 4-bit integers times a scale already: files dequantised from Q4_0, Q4_1, AWQ or MLX, and models
+"""Dense weights with values on a 4-bit grid: files dequantised from Q4_0, Q4_1, AWQ or MLX, and models
 trained for 4 bits and published as bfloat16.
 
 Rounding such weights again, in groups other than theirs, loses as much as the first rounding did. In their own groups nothing
@@ -18,7 +18,7 @@ KEY = "weight_grid"
 GROUP = 32
 """Inputs that share a scale in the formats of 4 bits with the smallest groups. Larger groups are multiples."""
 TENSORS, ROWS, GROUPS = 12, 8, 8
-"""Matrices that are looked at, and rows and groups of each."""
+"""Matrices to sample, and rows and groups of each."""
 STEPS = 15
 MARGIN = 0.1
 """Of the squared error that rounding has on ordinary weights. Weights on a grid have about 0.01, by rounding to 16 bits."""

@@ -1,5 +1,5 @@
-"""Compressed attention (DeepSeek-AI 2026, DeepSeek-V4): windows of tokens are pooled into entries, one key that is a value too.
-A token reads the keys of the last tokens, and entries of closed windows before it."""
+"""Compressed attention (DeepSeek-AI 2026, DeepSeek-V4): windows of tokens are pooled into entries. An entry is a key and
+its value. A token reads the keys of the last tokens, and entries of closed windows before it."""
 
 from __future__ import annotations
 

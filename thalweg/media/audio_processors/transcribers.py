@@ -11,13 +11,13 @@ class Transcriber(msgspec.Struct, frozen=True, kw_only=True):
     """The request for a transcript, as one model is trained to read it."""
 
     seconds: float
-    """The longest part of a clip that is transcribed at once, where the context has room for it."""
+    """The longest part of a clip for one request, where the context has room for it."""
     instruction: str = ""
     """Text after the audio. "": none."""
     translation: str = ""
     """The same for a translation into English. "": the model does not translate."""
     template: str = ""
-    """Template of the prompt, in place of the model's chat template. It gets `language`, a code or "". AUDIO in it becomes
+    """Template of the prompt, instead of the model's chat template. It gets `language`, a code or "". AUDIO in it becomes
     the placeholder's text, in quotes."""
     languages: Mapping[str, str] = {}
     """Code -> name in the prompt. Empty: the prompt names no language."""

@@ -97,7 +97,7 @@ def _mixers(config: Config, count: int) -> list[Mixer | tuple[Mixer, ...]]:
     first = next((i for i, kind in enumerate(types) if kind == INDEXED), None)
     if first is not None and not full[first]:
         raise CheckpointError("config.json: indexer_types: the first layer with attention has no indices to share")
-    return [delta if t == LINEAR else own if alone else shared for t, alone in zip(types, full, strict=True)]
+    return [delta if t == LINEAR else own if has_indexer else shared for t, has_indexer in zip(types, full, strict=True)]
 
 
 def _latent(config: Config) -> LatentAttention:

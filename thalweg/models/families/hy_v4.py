@@ -50,8 +50,8 @@ def hy_v4(config: Config) -> ModelSpec:
     plain, layers = mlp(config), []
     if config.get("indexer_types") is None:
         config = {**config, "indexer_types": ["full" if i == 0 or (i - 1) % 4 == 0 else "shared" for i in range(count)]}
-    for alone, mixed in zip(own_indexers(config), sparse(config, min(1, count)), strict=True):
-        mixer, part = own if alone else shared, moe if mixed else plain
+    for has_indexer, mixed in zip(own_indexers(config), sparse(config, min(1, count)), strict=True):
+        mixer, part = own if has_indexer else shared, moe if mixed else plain
         layers += [Layer(mixer, None, first, around=attend), Layer(None, part, second, around=feed)]
     return decoder(
         config, layers, norm=Norm("norm", hidden, e), numbers=tuple(i // 2 for i in range(2 * count)),

@@ -29,6 +29,13 @@ class ClosedWindows:
     """i32[N]: the position of the last token, -1 in rows to spare."""
 
     @classmethod
+    def of(cls, flow: Flow, rate: int) -> ClosedWindows:
+        """Those of the step, which all layers share."""
+        if rate not in flow.closed:
+            flow.closed[rate] = cls.find(flow.batch, rate)
+        return flow.closed[rate]
+
+    @classmethod
     def find(cls, batch: StepBatch, rate: int) -> ClosedWindows:
         """A sequence ends at most one more of them than its tokens fill, so N = T // rate + S."""
         seq, positions = batch.token_seq, batch.positions
@@ -82,7 +89,7 @@ class WindowPooling:
         table, rows = batch.block_tables[at.group], self._down(p["down"], x, flow)
         pages = self._write(flow.caches[at.layer], rows, table, batch.token_seq, batch.positions, batch.slots)
         flow.caches[at.layer] = pages
-        windows = ClosedWindows.find(batch, self._rate)
+        windows = ClosedWindows.of(flow, self._rate)
         seq = torch.where(windows.ends < 0, 0, windows.seq)
         parts, made = pages.split([a + b for a, b in zip(self._outputs[::2], self._outputs[1::2], strict=True)], -1), []
         for (key, norm), part in zip(self._norms.items(), parts, strict=True):

@@ -24,7 +24,7 @@ from thalweg.models.weights import ParamSpec
 
 
 class StreamNorm:
-    """x [T, n, hidden] -> the same shape: each stream normed, with a weight of its own plus 1."""
+    """x [T, n, hidden] -> the same shape: each stream normed, with a separate weight plus 1."""
 
     def __init__(self, ctx: Context, hidden: int, eps: float, weights: Mapping[str, Any]) -> None:
         self._norm = ctx.binder.bind(ops.rms_norm, dtype="float32", size=hidden, eps=eps)

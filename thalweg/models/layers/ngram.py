@@ -1,4 +1,4 @@
-"""Inputs of a layer that are embeddings of n-grams (Qwen 4), and the rows of earlier tokens that they need."""
+"""Embeddings of n-grams as inputs of a layer (Qwen 4), and the rows of earlier tokens that they need."""
 
 from __future__ import annotations
 

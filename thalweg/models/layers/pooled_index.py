@@ -45,7 +45,7 @@ class IndexPooling:
         rows = torch.cat([key, self._gate(x, p["gate"]["weight"], None)], -1)
         pages = self._write(flow.caches[at.layer], rows, table, batch.token_seq, batch.positions, batch.slots)
         flow.caches[at.layer] = pages
-        windows = ClosedWindows.find(batch, self._rate)
+        windows = ClosedWindows.of(flow, self._rate)
         seq = torch.where(windows.ends < 0, 0, windows.seq)
         flow.entries = Entries(windows, (self._pool(pages, table, seq, windows.ends, p["bias"]["weight"]),))
 

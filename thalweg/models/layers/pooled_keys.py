@@ -45,7 +45,7 @@ class PooledKeys:
         rows = torch.cat([key, torch.zeros_like(key)], -1)  # equal gates: the pooled value is the mean
         pages = self._write(flow.caches[at.layer], rows, table, batch.token_seq, batch.positions, batch.slots)
         flow.caches[at.layer] = pages
-        windows = ClosedWindows.find(batch, self._rate)
+        windows = ClosedWindows.of(flow, self._rate)
         seq = torch.where(windows.ends < 0, 0, windows.seq)
         even = torch.zeros((self._rate, key.shape[1]), dtype=torch.float32, device=key.device)
         pooled = self._norm(p["norm"], self._pool(pages, table, seq, windows.ends, even)).unsqueeze(1)

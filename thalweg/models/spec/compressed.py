@@ -15,7 +15,7 @@ from thalweg.models.weights import Source, Weight, Weights, linear, vector
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPooling:
     """One entry for every `rate` tokens, of projections of their hidden states (`ops.pool_windows`). Keeps the projections of
-    the window that is open."""
+    the open window."""
 
     rate: int
     dim: int
@@ -76,7 +76,7 @@ class KeptEntries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedAttention:
-    """Attention of many heads to one key that is the value too: to those of the last `window` tokens, and to entries of
+    """Attention of many heads to one key, which is the value too: to those of the last `window` tokens, and to entries of
     `KeptEntries`, where it follows that mixer (`ops.compressed_attention`). Queries come from a latent, and are normed per
     head. Positions are rotated in the last values of q and k, and back in the output. Groups of heads have a
     low-rank projection each before the last."""

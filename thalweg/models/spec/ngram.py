@@ -1,4 +1,4 @@
-"""Inputs of a layer that are embeddings of a token and the tokens before it (Qwen 4)."""
+"""Embeddings of a token and the tokens before it, as inputs of a layer (Qwen 4)."""
 
 from __future__ import annotations
 

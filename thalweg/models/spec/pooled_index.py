@@ -14,7 +14,7 @@ from thalweg.models.weights import Source, Weight, Weights, linear
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexPooling:
     """One index key for every `rate` tokens: a gated mean of their normed keys (`ops.pool_windows`). Keeps the keys and gates
-    of the pool that is open."""
+    of the open pool."""
 
     rate: int
     dim: int

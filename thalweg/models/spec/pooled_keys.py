@@ -16,7 +16,7 @@ from thalweg.models.weights import Source, Weight, Weights
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledKeys:
     """The mean of the index keys of every `rate` tokens, normed and rotated at the position of the first. Keeps the keys of the
-    block that is open."""
+    open block."""
 
     rate: int
     dim: int

@@ -1,4 +1,4 @@
-"""/v1/realtime: transcripts of audio that is still being spoken, over a WebSocket. The events are vLLM's."""
+"""/v1/realtime: transcripts of live audio, over a WebSocket. The events are vLLM's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 4 << 20
 """Of a client's message."""
 SECONDS = 10
-"""Audio that is transcribed at once, where the model hears as much."""
+"""Audio transcribed at once, where the model hears as much."""
 AHEAD = 120
 """Seconds of audio that may wait to be transcribed."""
 IDLE, LOOK = 600.0, 1.0
@@ -63,16 +63,16 @@ async def realtime(serving: Serving, http: Request) -> Response:
 class WindowReply(TurnReply):
     """The transcript of one window, as events."""
 
-    def __init__(self, serving: Serving, job: GenerationJob, ear: Recognizer, request: AudioRequest, text: str) -> None:
+    def __init__(self, serving: Serving, job: GenerationJob, recognizer: Recognizer, request: AudioRequest, text: str) -> None:
         """text: of the windows before."""
         super().__init__(serving, job)
-        self._ear, self._filter, self._begun, self.text = ear, ear.open_filter(request), False, text
+        self._recognizer, self._filter, self._begun, self.text = recognizer, recognizer.open_filter(request), False, text
 
     def write(self, i: int, output: RequestOutput) -> Iterator[bytes]:
         delta = self._filter.push(output.outputs[0].text) + (self._filter.finish() if output.finished else "")
         delta = delta if self.text else delta.lstrip()
         if delta:
-            delta = delta if self._begun else self._ear.join(self.text, delta) + delta
+            delta = delta if self._begun else self._recognizer.join(self.text, delta) + delta
             self.text, self._begun = self.text + delta, True
             yield orjson.dumps({"type": "transcription.delta", "delta": delta})
 
@@ -81,12 +81,12 @@ class RealtimeSession:
     """One connection. Audio is appended to a buffer. From a commit on, windows of it are transcribed in order. The final commit
     ends the transcript, and the next audio begins another."""
 
-    def __init__(self, serving: Serving, http: Request, ear: Recognizer) -> None:
-        self.serving, self.ear, self._tenant = serving, ear, tenant_of(http.scope)
+    def __init__(self, serving: Serving, http: Request, recognizer: Recognizer) -> None:
+        self.serving, self.recognizer, self._tenant = serving, recognizer, tenant_of(http.scope)
         self._fields: dict[str, Any] | None = None
         """Of every request. None: no model is named yet."""
         self._audio, self._final, self._text = bytearray(), False, ""
-        self._news, self._room = asyncio.Event(), asyncio.Event()
+        self._wake, self._room = asyncio.Event(), asyncio.Event()
         self._work: asyncio.Task[None] | None = None
         self._tokens = [0, 0]
         """Of prompts, and of answers."""
@@ -155,7 +155,7 @@ class RealtimeSession:
         try:
             request = self.serving.fields.parse(AudioRequest, {**fields, "stream": True})
             self.serving.model_name(request.model)
-            self.ear.check(request, "transcribe")
+            self.recognizer.check(request, "transcribe")
         except (ApiError, RequestError) as e:
             raise EventError("invalid_event", str(e)) from None
         self._fields = fields
@@ -177,7 +177,7 @@ class RealtimeSession:
             await asyncio.wait({waiting, self._work}, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
         self._audio += data
-        self._news.set()
+        self._wake.set()
 
     def _commit(self, event: dict[str, Any]) -> None:
         if self._fields is None:
@@ -188,7 +188,7 @@ class RealtimeSession:
         if self._final:
             raise EventError("invalid_event", "the transcript before is not done yet")
         self._final = final
-        self._news.set()
+        self._wake.set()
         if not self._is_busy:
             self._work = asyncio.create_task(self._transcribe())
 
@@ -196,12 +196,12 @@ class RealtimeSession:
         """Until the final commit. An error ends the transcript, not the connection."""
         assert self._fields is not None
         fields = dict(self._fields)
-        most = min(SECONDS * RATE, self.ear.longest)
+        most = min(SECONDS * RATE, self.recognizer.longest)
         try:
             while not self._final or self._audio:
-                self._news.clear()
+                self._wake.clear()
                 if not self._final and len(self._audio) <= 2 * most:
-                    await self._news.wait()
+                    await self._wake.wait()
                     continue
                 sound = np.frombuffer(bytes(self._audio[: 2 * most + 2]), "<i2").astype(np.float32) / 32768
                 first = windows(sound, most, RATE)[0]
@@ -226,14 +226,14 @@ class RealtimeSession:
         request = serving.fields.parse(AudioRequest, {**fields, "stream": True})
         ticket = serving.admission.enter(self._tenant)
         try:
-            heard = await self.ear.prepare(request, sound, "transcribe", ticket)
+            heard = await self.recognizer.prepare(request, sound, "transcribe", ticket)
             if heard.language:
                 fields["language"] = heard.language
             job = GenerationJob(
                 id=f"rt-{uuid.uuid4().hex}", model=serving.model_name(request.model), created=int(time.time()),
-                prompts=heard.prompts, params=build_params(self.ear, request, heard), priority=0, ticket=ticket,
+                prompts=heard.prompts, params=build_params(self.recognizer, request, heard), priority=0, ticket=ticket,
             )  # fmt: skip
-            reply = WindowReply(serving, job, self.ear, request, self._text)
+            reply = WindowReply(serving, job, self.recognizer, request, self._text)
             async with aclosing(reply.frames()) as frames:
                 async for frame in frames:
                     if frame is not STARTED:

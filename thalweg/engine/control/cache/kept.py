@@ -1,4 +1,4 @@
-"""Blocks that callers asked to keep, in the order of their eviction: the block that is expected back last goes first.
+"""Blocks that callers asked to keep, in the order of their eviction: the block expected back last goes first.
 
 An agent's conversation comes back when its tool has answered. How soon depends on how long it has been away: hardly ever at
 once, most often after some seconds, and after a minute rarely. So the least recently used block is not the one to evict. Ages
@@ -147,7 +147,7 @@ class KeptBlocks:
         return block
 
     def pop_last(self, now: float) -> int:
-        """The block that is expected back last. It is of the oldest class, unless another's median is `MARGIN` times as long,
+        """The block expected back last. It is of the oldest class, unless another's median is `MARGIN` times as long,
         and of its class the one released first. There must be a block."""
         if self._victim < 0 or now - self._chosen >= CHOOSE_EVERY or not self._ages[self._victim]:
             self._choose(now)

@@ -75,7 +75,7 @@ class BlockPool:
 
     def _oldest(self) -> int:
         """The cached block to hand out: one that was kept long enough, else the least recently released, else the kept one
-        that is expected back last."""
+        expected back last."""
         block: int | None = None
         if self._kept:
             block = self._kept.pop_expired(self._clock())

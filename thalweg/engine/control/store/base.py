@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 
@@ -62,3 +62,17 @@ class Store(ABC):
     def close(self) -> None:
         """The engine ends. No call is in progress, and none follows."""
         return
+
+
+def find_unknown(options: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """A problem for each option that a store does not have. known: those that it has, in order."""
+    there = ", ".join(known)
+    return [f"{name!r:.60} is not supported; this store has {there}" for name in options if name not in known]
+
+
+def check_seconds(options: Mapping[str, Any], name: str) -> list[str]:
+    """The problem of a time limit, if it has one. It may be absent."""
+    seconds = options.get(name, 1)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 60:
+        return [f"{name}: must be seconds above 0 and at most 60, not {seconds!r:.40}"]
+    return []

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import msgspec
 
-from thalweg.engine.control.store.base import Store
+from thalweg.engine.control.store.base import Store, check_seconds, find_unknown
 from thalweg.errors import ConfigError
 
 HOST, PORT, TIMEOUT, PREFIX = "lmcache.mp.host", "lmcache.mp.port", "lmcache.mp.mq_timeout", "prefix"
@@ -61,8 +61,7 @@ class LMCacheStore(Store):
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> list[str]:
-        known = ", ".join(OPTIONS)
-        problems = [f"{name!r:.60} is not supported; this store has {known}" for name in options if name not in OPTIONS]
+        problems = find_unknown(options, OPTIONS)
         for name in (HOST, PREFIX):
             if not isinstance(options.get(name, ""), str):
                 problems.append(f"{name}: must be text, not {options[name]!r:.40}")
@@ -71,10 +70,7 @@ class LMCacheStore(Store):
         port = options.get(PORT, 5555)
         if type(port) is not int or not 0 < port < 1 << 16:
             problems.append(f"{PORT}: must be a port, not {port!r:.40}")
-        timeout = options.get(TIMEOUT, 1)
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 60:
-            problems.append(f"{TIMEOUT}: must be seconds above 0 and at most 60, not {timeout!r:.40}")
-        return problems
+        return problems + check_seconds(options, TIMEOUT)
 
     @classmethod
     def open(cls, options: Mapping[str, Any]) -> Self:

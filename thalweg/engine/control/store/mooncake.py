@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from thalweg.engine.control.store.base import Store
+from thalweg.engine.control.store.base import Store, find_unknown
 from thalweg.engine.control.store.sockets import check_listens, split_address
 from thalweg.errors import ConfigError
 
@@ -40,9 +40,7 @@ class MooncakeStore(Store):
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> list[str]:
         known = (MASTER, *TEXTS, *SIZES)
-        problems = [
-            f"{name!r:.60} is not supported; this store has {', '.join(known)}" for name in options if name not in known
-        ]
+        problems = find_unknown(options, known)
         if split_address(options.get(MASTER)) is None:
             problems.append(f"{MASTER}: must be such as 10.0.0.5:50051, not {options.get(MASTER)!r:.60}")
         problems += [

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from thalweg.engine.control.store.arena import BlockArena, Pieces
-from thalweg.engine.control.store.base import Store
+from thalweg.engine.control.store.base import Store, find_unknown
 from thalweg.engine.control.store.sockets import FrameSocket, Listener, connect, split_address
 from thalweg.errors import ConfigError
 from thalweg.host.secrets import read_secret
@@ -84,8 +84,7 @@ class NixlStore(Store):
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> list[str]:
-        known = ", ".join(OPTIONS)
-        problems = [f"{name!r:.60} is not supported; this store has {known}" for name in options if name not in OPTIONS]
+        problems = find_unknown(options, OPTIONS)
         listen, peers, backends = options.get(LISTEN), options.get(PEERS, []), options.get(BACKENDS, [])
         if listen is not None and split_address(listen) is None:
             problems.append(f"{LISTEN}: must be such as 10.0.0.5:5600, not {listen!r:.60}")

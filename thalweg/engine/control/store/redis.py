@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from thalweg.engine.control.store.base import Store
+from thalweg.engine.control.store.base import Store, check_seconds, find_unknown
 from thalweg.errors import ConfigError
 
 URL, PASSWORD, PREFIX, TTL, TIMEOUT = "url", "password_file", "prefix", "ttl", "timeout"
@@ -32,8 +32,7 @@ class RedisStore(Store):
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> list[str]:
-        known = ", ".join(OPTIONS)
-        problems = [f"{name!r:.60} is not supported; this store has {known}" for name in options if name not in OPTIONS]
+        problems = find_unknown(options, OPTIONS)
         url, prefix, ttl = options.get(URL), options.get(PREFIX, ""), options.get(TTL)
         parts = urlsplit(url) if isinstance(url, str) else None
         if parts is None or parts.scheme not in SCHEMES or not (parts.netloc or parts.path):
@@ -44,10 +43,7 @@ class RedisStore(Store):
             problems.append(f"{PREFIX}: must be text, not {prefix!r:.40}")
         if ttl is not None and (type(ttl) is not int or ttl < 1):
             problems.append(f"{TTL}: must be a number of seconds above 0, not {ttl!r:.40}")
-        timeout = options.get(TIMEOUT, 1)
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 60:
-            problems.append(f"{TIMEOUT}: must be seconds above 0 and at most 60, not {timeout!r:.40}")
-        return problems
+        return problems + check_seconds(options, TIMEOUT)
 
     @classmethod
     def open(cls, options: Mapping[str, Any]) -> Self:
