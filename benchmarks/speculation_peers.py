@@ -101,7 +101,7 @@ def measure(a: argparse.Namespace, work: Path, name: str) -> dict[str, Any]:
         for repeat in range(a.repeats):
             for key in list(found)[:: 1 - 2 * (repeat % 2)]:
                 found[key].append(sessions[key].ask([prompt], a.new))
-    made = summarise(a, found) | allowed(a, work, name)
+    made = summarise(a, found) | compute_limits(a, work, name)
     print(f"{name:10} {made}", file=sys.stderr, flush=True)
     return made
 
@@ -116,7 +116,7 @@ def summarise(a: argparse.Namespace, found: dict[str, list[Any]]) -> dict[str, A
     }  # fmt: skip
 
 
-def allowed(a: argparse.Namespace, work: Path, name: str) -> dict[str, float]:
+def compute_limits(a: argparse.Namespace, work: Path, name: str) -> dict[str, float]:
     """By the bytes of weights: of 16 bits, for the draft's passes and one step of the target."""
     models = paths(a, work)
     target = read_bytes(models["mtp"] if name == "mtp" else models["target"])

@@ -19,7 +19,7 @@ PROMPTS = ["Sort: pear, fig", "Count to 5", "x " * 2000, "Sort: b, a"]
 ROOT = Path(__file__).parents[2]
 
 
-def expected() -> list[str]:
+def generate_expected() -> list[str]:
     """Texts of PROMPTS, "" for the one that is too long."""
     llm = LLM(**OPTIONS)
     good = [p for p in PROMPTS if len(p) < 500]
@@ -48,7 +48,7 @@ def data() -> Iterator[Any]:
 def test_actors_of_ray_answer_as_an_engine_does(data: Any, column: str) -> None:
     if column == "prompt":
         rows: list[dict[str, Any]] = [{"id": i, "prompt": p} for i, p in enumerate(PROMPTS)]
-        wanted = expected()
+        wanted = generate_expected()
     else:
         talks = [[{"role": "user", "content": p}] for p in PROMPTS if len(p) < 500]
         rows = [{"id": i, "messages": talk} for i, talk in enumerate(talks)]

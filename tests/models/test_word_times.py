@@ -28,7 +28,7 @@ PROMPT = [START, DE, TRANSCRIBE]
 
 
 @torch.inference_mode()
-def expected(model: Any, wave: np.ndarray, ids: list[int], frames: int) -> tuple[np.ndarray, list[float]]:
+def align_with_transformers(model: Any, wave: np.ndarray, ids: list[int], frames: int) -> tuple[np.ndarray, list[float]]:
     """(weights [tokens, heads, sources] of the tokens behind the prompt, times of these tokens) as transformers has them."""
     features = torch.from_numpy(log_mel(wave, BINS, 2 * SOURCES))[None]
     out = model(input_features=features, decoder_input_ids=torch.tensor([[*PROMPT, *ids]]), output_attentions=True)
@@ -60,7 +60,7 @@ def test_tokens_begin_when_transformers_says(platform, tmp_path):
     model = load(path)
     for output, text, wave in zip(outputs[:5], texts, waves, strict=True):
         frames = wave.size // 160
-        weights, times = expected(model, wave, text, frames)
+        weights, times = align_with_transformers(model, wave, text, frames)
         got = output.alignment.reshape(len(text), len(HEADS), SOURCES)
         assert np.abs(got - weights).max() < 1e-5
         begins = align_tokens(got[..., : frames // 2], 0.02)

@@ -1,6 +1,6 @@
 """The plan of a start, for `thalweg bench startup --predict`: what each phase has to do, counted, times what it costs.
 
-Imports, reading and copying are measured on this machine. A device that is absent (`--arch`) adds what only it could show:
+Imports, reading and copying are measured on this machine. An absent device (`--arch`) adds what only it could show:
 opening it, loading compiled kernels, capturing graphs, copying weights to it. Those costs are assumed, and the table says so.
 `--assume` replaces any cost.
 
@@ -83,7 +83,7 @@ RATES = ("read", "pack", "memory", "tokenizer")
 ASSUMED = {"tokenizer": 20e6}
 """Not measured here: of a tokenizer.json, bytes per second."""
 ABSENT: Mapping[str, float] = {"open": 1.0, "kernel": 4e-3, "pack": 12e9, "memory": 3.0e12}
-"""The same of a device that is absent: its context, a kernel from Triton's cache, a copy over PCIe, and the memory's
+"""The same of an absent device: its context, a kernel from Triton's cache, a copy over PCIe, and the memory's
 rate."""
 
 
@@ -125,7 +125,7 @@ def predict_start(work: StartWork, cost: StartCosts) -> list[StartPhase]:
 
 
 def _count_absent(args: EngineArgs, tokenizer: int, name: str, absent: CrossCompiler) -> tuple[StartWork, float]:
-    """Of a model that is built on arrays without memory, and the seconds of this host for one of its steps."""
+    """Of a model built on arrays without memory, and the seconds of this host for one of its steps."""
     from thalweg.engine.worker.build import build
     from thalweg.engine.worker.cross_compile import _batch, rehearse
     from thalweg.models import registry, sizes
@@ -161,7 +161,7 @@ def find_absent(arch: str) -> tuple[str, CrossCompiler]:
 
 
 def plan_start(args: EngineArgs, arch: str, assume: Mapping[str, float]) -> tuple[list[StartPhase], dict[str, str]]:
-    """(the phases, cost -> where its number is from). arch: of a device that is absent, "": the device is here."""
+    """(the phases, cost -> where its number is from). arch: of an absent device, "": the device is here."""
     path = Path(args.model)
     file = path / "tokenizer.json"
     tokenizer = file.stat().st_size if file.is_file() else 0

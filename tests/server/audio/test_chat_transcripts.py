@@ -37,7 +37,7 @@ def wav(samples: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def expected(model: Any, name: str, path: Path, text: str, tok: Tokenizer, sound: np.ndarray) -> str:
+def transcribe_with_transformers(model: Any, name: str, path: Path, text: str, tok: Tokenizer, sound: np.ndarray) -> str:
     """transformers' answer. text: the prompt, with one placeholder."""
     shown, processor = "<|AUDIO|>", load_audio_processor(read_config(path), path)
     assert processor is not None
@@ -85,7 +85,7 @@ def test_transcripts_are_those_of_transformers(name: str, tmp_path: Path) -> Non
         sound = CLIP.astype(np.float32) / 32768
         extra = {"max_completion_tokens": NEW, "ignore_eos": True}
         for fields, text in texts(name, tmp_path).values():
-            want = expected(model, name, tmp_path, text, tok, sound).strip()
+            want = transcribe_with_transformers(model, name, tmp_path, text, tok, sound).strip()
             said = {"model": "m", "file": ("a.wav", wav(CLIP)), "extra_body": extra, **fields}
             assert client.audio.transcriptions.create(**said).text == want
             events = list(client.audio.transcriptions.create(**said, stream=True))

@@ -34,7 +34,7 @@ OPERATIONS = {
 """Numbers of the server's operations."""
 KEY_BYTES = 16
 AT_ONCE = 64
-"""Blocks that are locked in the server's memory at once."""
+"""Blocks locked in the server's memory at once."""
 AGAIN_SECONDS = 5.0
 """Between two attempts to reach a server that did not answer."""
 MOST_DAMAGED = 1 << 16
@@ -153,7 +153,7 @@ class LMCacheStore(Store):
         self._writes.close()
 
     def _lock(self, keys: Sequence[bytes], size: int) -> None:
-        """Look up blocks of this size. Those that are there stay in the server's memory."""
+        """Look up blocks of this size. Those found stay in the server's memory."""
         names = [self._name(key, size, self._draw_session(), self._reads)[0] for key in keys]
         self._reads.call("lookup", [({**name, "worker_id": None}, 1) for name in names])
         sessions = [name["request_id"] for name in names]
