@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import socket
+import threading
 import time
 from typing import Any
 
@@ -213,6 +214,27 @@ def test_a_file_that_is_read_keeps_its_room_when_it_is_deleted(start, tmp_path):
         assert all(a["response"]["status_code"] == 200 for a in read(client, b.output_file_id))
         client.files.delete(b.output_file_id)
         assert send(client, b"x" * 99_000).bytes == 99_000
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_file_grows_when_its_bytes_can_be_read(tmp_path, monkeypatch, cancelled):
+    """A download says how many bytes come: those that are still on their way to the disk are not counted."""
+    store, may_write, write = FileStore(10_000, str(tmp_path)), threading.Event(), FileStore._write
+    file = await store.add("", "f", "batch_output", bytearray(b"one\n"))
+    monkeypatch.setattr(FileStore, "_write", lambda *args: may_write.wait(60) and write(*args))
+    appending = asyncio.create_task(store.append(file, b"two\n"))
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError, match="no room"):
+        store.check("", 10_000 - 512 - 7)
+    assert (file.size, b"".join([p async for p in store.pieces(file, file.size)])) == (4, b"one\n")
+    if cancelled:
+        appending.cancel()
+    may_write.set()
+    await asyncio.wait({appending})
+    await store.append(file, b"three\n")
+    assert b"".join([p async for p in store.pieces(file, file.size)]) == b"one\ntwo\nthree\n"
+    store.delete(file)
+    store.check("", 10_000)
 
 
 def test_no_room_is_said_before_the_body_comes(start):

@@ -33,6 +33,9 @@ class File:
     purpose: str
     created: int
     size: int = 0
+    """Bytes that can be read."""
+    reserved: int = 0
+    """Bytes counted against the owner's limit: `size`, and what is being written to the disk."""
     data: bytearray | None = field(default=None, repr=False)
     """None: it is on the disk."""
     users: int = 0
@@ -77,7 +80,7 @@ class FileStore:
         """A new file of these bytes, which become its own. ApiError if it does not fit."""
         data = bytearray() if data is None else data
         self._hold(owner, PER_FILE + len(data))
-        file = File(f"file-{uuid.uuid4().hex}", owner, name, purpose, int(time.time()), len(data))
+        file = File(f"file-{uuid.uuid4().hex}", owner, name, purpose, int(time.time()), len(data), len(data))
         if self._folder is None:
             file.data = data
         else:
@@ -90,15 +93,24 @@ class FileStore:
         return file
 
     async def append(self, file: File, data: bytes) -> None:
-        """ApiError if it does not fit. To a file that was deleted, nothing happens."""
+        """ApiError if it does not fit. To a file that was deleted, nothing happens. `size` grows once the bytes can be
+        read, also where the caller is cancelled meanwhile: a download sends no more than the disk has."""
         if file.deleted:
             return
         self._hold(file.owner, len(data))
-        file.size += len(data)
+        file.reserved += len(data)
         if file.data is not None:
             file.data += data
-        else:
-            await self._on_disk(partial(self._write, file, data))
+            file.size += len(data)
+            return
+        written = asyncio.get_running_loop().run_in_executor(self._disk, partial(self._write, file, data))
+        written.add_done_callback(partial(self._grow, file, len(data)))
+        await asyncio.shield(written)
+
+    @staticmethod
+    def _grow(file: File, more: int, written: asyncio.Future[None]) -> None:
+        if not written.cancelled() and written.exception() is None:
+            file.size += more
 
     def get(self, owner: str, id: str, param: str = "file_id") -> File:
         """ApiError 404, for another owner's file too."""
@@ -152,7 +164,7 @@ class FileStore:
             self._release(file)
 
     def _release(self, file: File) -> None:
-        self._held[file.owner] -= PER_FILE + file.size
+        self._held[file.owner] -= PER_FILE + file.reserved
         if not self._held[file.owner]:
             del self._held[file.owner]
         if self._folder is None:
