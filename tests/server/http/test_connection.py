@@ -306,6 +306,25 @@ def test_head_has_no_body_and_upgrades_are_not_taken(server):
     assert answers.split(b"\r\n\r\n", 1)[1].startswith(b"HTTP/1.1 200 OK")
 
 
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_body_that_differs_from_its_length_ends_the_connection(start, monkeypatch, change):
+    """The client waits for no byte that never comes, and reads none as the next response."""
+    monkeypatch.setattr("thalweg.server.http.answer.Response.__call__", _send_wrong_length(change))
+    running = start()
+    with raw(running) as s:
+        s.sendall(HIDDEN * 2)
+        assert all_of(s).count(b"HTTP/1.1 200") <= 1
+
+
+def _send_wrong_length(change: int):
+    async def respond(self, scope, receive, send):
+        headers = [(b"content-length", b"%d" % (len(self.body) - change))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+    return respond
+
+
 def test_queries_are_not_logged(start, logged):
     running = start()
     httpx.get(running.url + "/version?api_key=sentinel")

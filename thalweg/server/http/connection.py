@@ -393,7 +393,9 @@ class Exchange:
         """Bytes of the body the application has not taken."""
         self._more, self._news = True, asyncio.Event()
         self._gone, self.started, self._complete = False, False, False
-        self._chunked, self._left = False, 0
+        self._chunked = False
+        self._left: int | None = None
+        """Bytes of the body that content-length promises and that are not sent yet. None: it promises none."""
         self.upgraded = False
         """Do both sides speak another protocol from now on? Bytes are passed on as they come."""
 
@@ -477,8 +479,8 @@ class Exchange:
             if name == b"content-length":
                 length = int(value)
             lines.append(name + b": " + value + b"\r\n")
-        self._left = length or 0
         bare = self._bare or status in (204, 304)
+        self._left = None if bare else length
         self._chunked = length is None and not bare and not self._http10
         if self._chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
@@ -502,6 +504,10 @@ class Exchange:
         if self._chunked:
             tail = b"" if more else b"0\r\n\r\n"
             body = b"%x\r\n%b\r\n%b" % (len(body), body, tail) if body else tail
+        elif self._left is not None:
+            self._left -= len(body)
+            if self._left < 0 or (self._left and not more):  # the client would wait for the rest, or read a wrong response
+                raise RuntimeError(f"the body differs from content-length by {-self._left} bytes")
         if body:
             self._connection.transport.write(body)
         if not more:
