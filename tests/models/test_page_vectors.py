@@ -1,4 +1,4 @@
-"""ColQwen: a vector per token of texts and images, as of the backbone of transformers and a projection."""
+"""ColQwen and ColPali: a vector per token of texts and images, as of the backbone of transformers and a projection."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from test_images import picture
 from thalweg import LLM
 from thalweg.engine.client.pooling_outputs import maxsim
 
-MARKER = "<|vision_start|><|image_pad|><|vision_end|>"
-KINDS = ("qwen2-vl", "qwen3-vl")
+KINDS = ("qwen2-vl", "qwen3-vl", "paligemma")
 
 
 def make(name: str, path: Path) -> tuple[Any, torch.nn.Linear]:
@@ -29,9 +28,13 @@ def make(name: str, path: Path) -> tuple[Any, torch.nn.Linear]:
     model = seeing.make(name, path)
     torch.manual_seed(1)
     (file,) = path.glob("*.safetensors")
-    if name == "qwen2-vl":
-        config = transformers.ColQwen2Config(vlm_config=model.config, embedding_dim=16)
-        whole = transformers.ColQwen2ForRetrieval(config)
+    kinds: dict[str, tuple[Any, Any]] = {
+        "qwen2-vl": (transformers.ColQwen2Config, transformers.ColQwen2ForRetrieval),
+        "paligemma": (transformers.ColPaliConfig, transformers.ColPaliForRetrieval),
+    }
+    if name in kinds:
+        kind, holds = kinds[name]
+        whole = holds(kind(vlm_config=model.config, embedding_dim=16))
         whole.vlm.load_state_dict(model.model.state_dict())
         file.unlink()
         whole.save_pretrained(path)
@@ -53,10 +56,14 @@ def test_every_token_has_the_vector_of_transformers(name: str, tmp_path: Path) -
     llm = LLM(str(tmp_path), device="cpu", dtype="float32", max_model_len=512, use_tqdm_on_load=False)
     try:
         image = picture(60, 40)
-        prompts = [{"prompt": f"{MARKER}see", "multi_modal_data": {"image": image}}, "Query: up the river"]
+        marker = seeing.FAMILIES[name].marker
+        prompts = [{"prompt": f"{marker}see", "multi_modal_data": {"image": image}}, "Query: up the river"]
         outs = llm.encode(prompts, use_tqdm=False)
         for out, images in zip(outs, ([image], []), strict=True):
-            states = model.model(**seeing.given(name, list(out.prompt_token_ids), images)).last_hidden_state[0]
+            given = seeing.given(name, list(out.prompt_token_ids), images)
+            if name == "paligemma":  # its processor gives every prompt such types
+                given["token_type_ids"] = torch.zeros_like(given["input_ids"])
+            states = model.model(**given).last_hidden_state[0]
             want = torch.nn.functional.normalize(projection(states), dim=1).numpy()
             np.testing.assert_allclose(out.outputs.data, want, atol=1e-5)
         shown = {"content": [{"type": "image_pil", "image_pil": image}]}

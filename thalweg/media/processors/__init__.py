@@ -23,7 +23,7 @@ from thalweg.media.processors.llama4 import Llama4, llama4
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
 from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_ocr, minicpm_v
 from thalweg.media.processors.minicpm_v_2 import MiniCpmV2, minicpm_v_2
-from thalweg.media.processors.paligemma import paligemma
+from thalweg.media.processors.paligemma import colpali, paligemma
 from thalweg.media.processors.phi3_v import Phi3V, phi3_v
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
 from thalweg.media.processors.qwen_vl import (
@@ -89,6 +89,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "AyaVisionForConditionalGeneration": aya_vision,
     "CLIPModel": clip_vector,
     "Cohere2VisionForConditionalGeneration": cohere2_vision,
+    "ColPaliForRetrieval": colpali,
     "ColQwen2ForRetrieval": qwen2_vl,
     "ColQwen3": qwen3_vl,
     "DeepseekOCRForCausalLM": deepseek_ocr,

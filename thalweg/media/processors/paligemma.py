@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from thalweg.checkpoint.config import Config, integer
 from thalweg.media.processors.base import HALF, only, read_size, settings, token, vision
 from thalweg.media.processors.clip import Clip
@@ -10,6 +12,11 @@ WINDOW = 4096
 """Of Gemma 2, where the file names none."""
 LONGEST = 1 << 30
 """Tokens of a prompt for Gemma, which has no window."""
+
+
+def colpali(config: Config, said: Config) -> Clip:
+    """Of an encoder, whose steps hold whole prompts."""
+    return msgspec.structs.replace(paligemma(config, said), together=False, prefix=0)
 
 
 def paligemma(config: Config, said: Config) -> Clip:

@@ -14,22 +14,27 @@ from thalweg.models.tail import Dense
 
 SIZES = ("embedding_dim", "embed_dim", "dims", "dim", "projection_dim", "colbert_dim")
 PREFIXES = (
+    ("vlm.language_model.lm_head.", "lm_head."),
     ("vlm.model.language_model.", "model."), ("vlm.language_model.model.", "model."), ("vlm.language_model.", "model."),
     ("vlm.model.visual.", "model.visual."), ("vlm.visual.", "model.visual."), ("vlm.lm_head.", "lm_head."),
+    ("vlm.vision_tower.vision_model.", "model.vision_tower."), ("vlm.vision_tower.", "model.vision_tower."),
+    ("vlm.model.vision_tower.vision_model.", "model.vision_tower."),
+    ("vlm.multi_modal_projector.", "model.multi_modal_projector."),
     ("vlm.model.", "model."), ("custom_text_proj.", "embedding_proj_layer."), ("language_model.", "model."),
 )  # fmt: skip
 """As transformers and the authors of these models write them."""
 
 
 def colqwen2(config: Config) -> ModelSpec:
-    return _of_each(multimodal.qwen2_vl(config), config)
+    return project_tokens(multimodal.qwen2_vl(config), config)
 
 
 def colqwen3(config: Config) -> ModelSpec:
-    return _of_each(multimodal.qwen3_vl(config), config)
+    return project_tokens(multimodal.qwen3_vl(config), config)
 
 
-def _of_each(spec: ModelSpec, config: Config) -> ModelSpec:
+def project_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The backbone with a projection of every token's state, and the names that checkpoints of such models have."""
     sources = (config, outer_config(config))
     size = next((integer(s, key, high=1 << 20) for key in SIZES for s in sources if s.get(key) is not None), 128)
     dense = Dense("", hidden_size(config), size, act="none", name="model.embedding_proj_layer")

@@ -22,10 +22,7 @@ SIGLIP = {
 
 
 def paligemma(config: Config) -> ModelSpec:
-    tied = outer_config(config).get("tie_word_embeddings", True)
-    # transformers writes the key, and reads the mask of a prompt from its token types in any case.
-    text = {key: value for key, value in config.items() if key != "use_bidirectional_attention"}
-    spec = of_kind({**text, "tie_word_embeddings": tied}, "gemma", ("gemma", "gemma2"))
+    spec = read_text(config, ("gemma", "gemma2"))
     if not is_blind(config):
         windows = [w for layer in spec.layers if (w := getattr(layer.mixer, "window", 0))]
         if min(windows, default=_vectors(config) + 1) <= _vectors(config):
@@ -36,6 +33,14 @@ def paligemma(config: Config) -> ModelSpec:
         layers = tuple(replace(each, mixer=replace(each.mixer, spans=True)) for each in spec.layers)  # type: ignore[type-var]
         spec = replace(spec, layers=layers)
     return seeing(spec, config, tower)
+
+
+def read_text(config: Config, known: tuple[str, ...]) -> ModelSpec:
+    """The text part. known: accepted values of its `model_type`."""
+    tied = outer_config(config).get("tie_word_embeddings", True)
+    # transformers writes the key, and reads the mask of a prompt from its token types in any case.
+    text = {key: value for key, value in config.items() if key != "use_bidirectional_attention"}
+    return of_kind({**text, "tie_word_embeddings": tied}, "gemma", known)
 
 
 def _vectors(config: Config) -> int:
