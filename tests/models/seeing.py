@@ -16,6 +16,7 @@ import torch
 import transformers
 import transformers.models.got_ocr2.image_processing_pil_got_ocr2 as got
 from safetensors.torch import load_file, save_file
+from seeing_latest import LATEST
 from seeing_more import MORE
 from seeing_newer import NEWER
 from seeing_parts import (
@@ -237,9 +238,9 @@ FAMILIES |= {
         ("image_position_ids",),
     ),
 }  # fmt: skip
-MORE |= NEWER
+MORE |= NEWER | LATEST
 FAMILIES |= MORE
-ONE_AXIS = ("dots-ocr", "exaone4.5", "kimi-k2.5", "kimi-vl")
+ONE_AXIS = ("dots-ocr", "exaone4.5", "glm5-next", "kimi-k2.5", "kimi-vl")
 """Of those with grids: they do not ask which tokens are of images."""
 
 

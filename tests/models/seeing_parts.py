@@ -95,6 +95,8 @@ class Seeing:
     """A configuration -> the model, where transformers does not have it."""
     renamed: tuple[tuple[str, str], ...] = ()
     """What names of tensors begin with -> as its authors publish them."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Settings of the engine that tests it."""
 
 
 def config(name: str, text: dict[str, Any], vision: dict[str, Any], token: str, **more: Any) -> Callable[[], Any]:

@@ -102,7 +102,7 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
         "paligemma": {"max_num_batched_tokens": 500},
         "paligemma2": {"max_num_batched_tokens": 500},
     }
-    llm = engine(tmp_path, **more.get(name, {}))
+    llm = engine(tmp_path, **more.get(name, seeing.FAMILIES[name].engine))
     try:
         outs = llm.chat([chat for _, chat in chats], GREEDY, use_tqdm=False)
         for (images, _), out in zip(chats, outs, strict=True):

@@ -122,7 +122,7 @@ SEEING: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
             "indexer_types": ["full", "full", "full", "full", "shared"],
             "mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse"],
         },
-        {"hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2, "patch_size": 4},
+        {"hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2, "patch_size": 4, "out_hidden_size": 48},
     ),
     "muse-glimmer": (
         transformers.MuseGlimmerConfig,

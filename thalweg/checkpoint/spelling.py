@@ -192,6 +192,8 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     outputs, rows = config.get("output_vocab_size"), config.get("vocab_size")
     if isinstance(outputs, int) and isinstance(rows, int) and 0 < outputs < rows:
         config = {**config, "vocab_size": outputs, ROWS: rows}
+    if config.get("head_dim") == 0:  # transformers writes the rotated part of latent attention there, and GLM-5 Next has none
+        config = {key: value for key, value in config.items() if key != "head_dim"}
     for key in ("layers_block_type", "hybrid_override_pattern"):
         if isinstance(config.get(key), list | str):
             config.setdefault("num_hidden_layers", len(config[key]))

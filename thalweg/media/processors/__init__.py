@@ -16,6 +16,7 @@ from thalweg.media.processors.deepseek_vl import DeepseekVL, deepseek_vl
 from thalweg.media.processors.dots_ocr import dots_ocr
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
+from thalweg.media.processors.glm5_next import Glm5Next, glm5_next
 from thalweg.media.processors.idefics3 import Idefics3, idefics3
 from thalweg.media.processors.kimi import Kimi, kimi
 from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
@@ -62,6 +63,7 @@ Processor = (
     | Gemma3
     | Gemma4
     | Glm4v
+    | Glm5Next
     | GotOcr
     | Idefics3
     | Exaone45
@@ -102,6 +104,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Glm46VForConditionalGeneration": glm4v,
     "Glm4vForConditionalGeneration": glm4v,
     "Glm4vMoeForConditionalGeneration": glm4v,
+    "Glm5NextForConditionalGeneration": glm5_next,
     "GlmOcrForConditionalGeneration": glm_ocr,
     "GotOcr2ForConditionalGeneration": got_ocr2,
     "Idefics3ForConditionalGeneration": idefics3,

@@ -1,5 +1,6 @@
-"""GLM-5 Next, for text: hyper-connections, delta nets with per-channel decay, latent attention without rotation that reads the
-best pools of tokens on every fourth layer, sigmoid routers with clamped gates."""
+"""GLM-5 Next, for text and images: hyper-connections, delta nets with per-channel decay, latent attention without rotation that
+reads the best pools of tokens on every fourth layer, sigmoid routers with clamped gates. GLM-OCR's encoder, with clamped gates
+too."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import decoder, eps, hidden_size, layer_count, layer_types, mlp
 from thalweg.models.families.deepseek_v32 import own_indexers
 from thalweg.models.families.mixtures import sigmoid_mixture, sparse
-from thalweg.models.families.multimodal import blind
+from thalweg.models.families.multimodal import seeing
+from thalweg.models.families.towers.glm4v import glm5_next as tower
 from thalweg.models.spec import (
     FFN,
     MLP,
@@ -24,7 +26,6 @@ from thalweg.models.spec import (
     Layer,
     Mixer,
     ModelSpec,
-    Names,
     Norm,
     Norms,
     PooledIndexer,
@@ -63,9 +64,9 @@ def glm5_next(config: Config) -> ModelSpec:
     spec = decoder(
         config, layers, norm=Norm("norm", hidden, e), numbers=tuple(i // 2 for i in range(2 * count)),
         streams=HyperStreams(count=streams, eps=e, hyper_eps=hyper, head=""),
-        names=Names(inside=_INSIDE, skip=(f"model.layers.{count}.",)),
     )  # fmt: skip
-    return blind(spec, "visual.")
+    drafts = tuple(f"{root}.layers.{count}." for root in ("model", "model.language_model"))
+    return seeing(spec, config, tower, inside=_INSIDE, skip=drafts)
 
 
 def _mixers(config: Config, count: int) -> list[Mixer | tuple[Mixer, ...]]:

@@ -31,6 +31,9 @@ class ProjectorLayer:
     """The second half of its outputs goes through `act`, and is multiplied by the first."""
     up: str = ""
     """A parallel matrix with as many outputs. It multiplies the output of `act`; "" = none."""
+    limit: float = 0.0
+    """With `up`: the input of `act` is clipped to at most this, and the output of `up` to at most this magnitude; 0 = no
+    clipping."""
     norm: AnyNorm | None = None
     """Before `act`."""
     kernel: tuple[int, ...] = ()

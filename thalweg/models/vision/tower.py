@@ -85,6 +85,8 @@ class Projector:
             return act(x)
         first, second = x.chunk(2, -1)
         gate, value = (first, second) if spec.up else (second, first)
+        if spec.limit:
+            gate, value = gate.clamp(max=spec.limit), value.clamp(-spec.limit, spec.limit)
         return act(gate.contiguous()) * value
 
 

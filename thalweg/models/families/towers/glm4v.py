@@ -1,5 +1,5 @@
 """GLM-4.1V's encoder: Qwen's order of patches, learned positions with bicubic interpolation, a merging convolution, a gated
-merger. GLM-OCR's replaces those positions by QK-norm."""
+merger. GLM-OCR's replaces those positions by QK-norm. GLM-5 Next's clips gates too."""
 
 from __future__ import annotations
 
@@ -29,6 +29,19 @@ def glm_ocr(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     mixer = replace(each.mixer, norm=HeadNorm(real(said, "rms_norm_eps", default=EPS)), out_bias=bias)  # type: ignore[type-var]
     each = replace(each, mixer=mixer, ffn=MLP(inner=inner, act=act(said, "hidden_act", "silu"), bias=bias))
     return replace(made, layers=(each,) * len(made.layers), places="", rows=0, embedded=None), unread
+
+
+def glm5_next(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
+    """GLM-OCR's with clipped gates, and with the merger's inner size in the file."""
+    made, unread = glm_ocr(config)
+    said = vision_config(config)
+    limit, inner = real(said, "swiglu_limit", 1e-3, 1e6, default=10.0), size(said, "projection_intermediate_size", 10_240)
+    down, first, gate, last = made.projector.steps
+    steps = (down, first, replace(gate, outputs=inner, limit=limit), replace(last, inputs=inner))
+    each = made.layers[0]
+    assert isinstance(each.ffn, MLP)
+    layers = (replace(each, ffn=replace(each.ffn, clamp=limit)),) * len(made.layers)
+    return replace(made, layers=layers, projector=replace(made.projector, steps=steps)), unread
 
 
 def glm4v(config: Config, inner: int = 0) -> tuple[VisionSpec, tuple[str, ...]]:
