@@ -16,7 +16,7 @@ from zoo import _copied, edit_config, make_tokenizer, spread
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.safetensors import open_checkpoint
-from thalweg.errors import RequestError
+from thalweg.errors import RequestError, UnsupportedModelError
 from thalweg.models import registry, sizes
 from thalweg.params import BeamSearchParams
 
@@ -34,6 +34,10 @@ T5: dict[str, Any] = {
 CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     "bart": (transformers.BartConfig, BART),
     "bart-scaled": (transformers.BartConfig, BART | {"scale_embedding": True, "activation_function": "relu"}),
+    "plbart": (transformers.PLBartConfig, BART),
+    "mvp": (transformers.MvpConfig, BART),
+    "blenderbot": (transformers.BlenderbotConfig, BART),
+    "blenderbot-small": (transformers.BlenderbotSmallConfig, BART),
     "mbart": (transformers.MBartConfig, BART | {"scale_embedding": True}),
     "marian": (
         transformers.MarianConfig,
@@ -203,3 +207,10 @@ def test_embeddings_of_an_encoder(tmp_path):
         with torch.inference_mode():
             want = torch.nn.functional.normalize(model(torch.tensor([ids])).last_hidden_state[0].mean(0), dim=0)
         np.testing.assert_allclose(out.outputs.embedding, want.numpy(), atol=1e-5)
+
+
+def test_prompts_of_mvp_are_refused(tmp_path):
+    path = make_model("mvp", tmp_path)
+    edit_config(path, use_prompt=True)
+    with pytest.raises(UnsupportedModelError, match="use_prompt"):
+        registry.family(read_config(path))(read_config(path))

@@ -77,7 +77,9 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         f"decoder_num_{name}": f"num_{name}" for name in ("attention_heads", "hidden_layers", "key_value_heads")
     },
     **dict.fromkeys(("mt5", "t5", "umt5"), _T5),
-    **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "pegasus"), _BART),
+    **dict.fromkeys(
+        ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "mvp", "pegasus", "plbart"), _BART
+    ),
 }  # fmt: skip
 """model_type -> {its name: common name}. If several names have one meaning, the first applies."""
 _ENDLESS = {"num_attention_heads": 1, "max_position_embeddings": 32_768}

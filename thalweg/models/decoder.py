@@ -312,10 +312,14 @@ class Decoder:
         overlays = batch.get(Overlays)
         if overlays is not None and laid is not None:
             x = torch.where((overlays.pick >= 0).unsqueeze(1), laid[:, : self.hidden].to(x.dtype), x)
-        for i, table in enumerate(self._learned):  # all of them, as only the first stage embeds
-            x = x + table(params["learned"][i], batch, types)
+        added = [table(params["learned"][i], batch, types) for i, table in enumerate(self._learned)]
+        late = self.spec.learned_after_norm
+        for each in added if not late else ():  # all of them, as only the first stage embeds
+            x = x + each
         if self._embed_norm is not None:
             x = self._embed_norm(params.get("embed_norm", {}), x)  # a norm may have no weight
+        for each in added if late else ():
+            x = x + each
         return x
 
     def embed(self, params: Any, tokens: Array) -> Array:

@@ -1,5 +1,5 @@
-"""BART and its relatives mBART, Marian, Pegasus, M2M-100 and NLLB: a text encoder, and a decoder with cross attention in every
-layer. They differ in positions, and in the place of norms."""
+"""BART and its relatives mBART, PLBart, MVP, Blenderbot, Marian, Pegasus, M2M-100 and NLLB: a text encoder, and a decoder with
+cross attention in every layer. They differ in positions, and in the place of norms."""
 
 from __future__ import annotations
 
@@ -36,6 +36,25 @@ def mbart(config: Config) -> ModelSpec:
     return _build(config, _learned_positions(config), pre=True, embed_norm=True)
 
 
+def plbart(config: Config) -> ModelSpec:
+    return _build(config, _learned_positions(config), pre=False, embed_norm=True, scale=True)
+
+
+def mvp(config: Config) -> ModelSpec:
+    if flag(config, "use_prompt", False):
+        raise UnsupportedModelError("config.json: use_prompt: prompts of MVP are not implemented")
+    return bart(config)
+
+
+def blenderbot(config: Config) -> ModelSpec:
+    return _build(config, _learned_positions(config, first=0), pre=True)
+
+
+def blenderbot_small(config: Config) -> ModelSpec:
+    made = _build(config, _learned_positions(config, first=0), pre=False, embed_norm=True)
+    return replace(made, learned_after_norm=True)
+
+
 def marian(config: Config) -> ModelSpec:
     if not flag(config, "share_encoder_decoder_embeddings", True):
         raise UnsupportedModelError(
@@ -55,8 +74,8 @@ def m2m_100(config: Config) -> ModelSpec:
     return _build(config, positions, pre=True, scale=True, logit_bias="")
 
 
-def _learned_positions(config: Config) -> LearnedEmbedding:
-    return LearnedEmbedding("embed_positions", _positions(config) + FIRST, first=FIRST)
+def _learned_positions(config: Config, first: int = FIRST) -> LearnedEmbedding:
+    return LearnedEmbedding("embed_positions", _positions(config) + first, first=first)
 
 
 def _sine_positions(config: Config) -> LearnedEmbedding:

@@ -151,6 +151,8 @@ class ModelSpec:
     """Of each layer: its number in names of tensors. (): they are counted from 0."""
     embed_norm: AnyNorm | None = None
     """Of the first layer's input."""
+    learned_after_norm: bool = False
+    """`learned` is added to the output of `embed_norm`. False: to its input."""
     inputs: LayerInputs | None = None
     """The separate input of each layer."""
     streams: Streams | HyperStreams | GatedStreams | None = None
