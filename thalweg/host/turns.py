@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -103,6 +103,18 @@ class FairSemaphore:
             if not called.done():
                 self._hold(tenant, cost)
                 called.set_result(None)
+
+
+async def complete(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which runs to its end even if the caller is cancelled. The caller then waits for it before
+    CancelledError is raised."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        _consume(task)
+        raise
 
 
 async def run_held(executor: Executor, work: Callable[[], T], release: Callable[[], None]) -> T:

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import orjson
 
-from thalweg.host.turns import FairSemaphore
+from thalweg.host.turns import FairSemaphore, complete
 from thalweg.server.batches.check import BatchCheckResult, Check
 from thalweg.server.batches.reading import Cursor, LineSpan
 from thalweg.server.core.lines import LineAnswer, custom_id_of
@@ -154,14 +154,18 @@ class BatchRunner:
 
     async def _write(self, batch: Batch, answered: LineAnswer) -> None:
         async with batch.writing:
-            kind = "output" if answered.ok else "error"
-            file = batch.files.get(kind)
-            if file is None:
-                name = f"{batch.id}_{kind}.jsonl"
-                file = batch.files[kind] = await self._files.add(batch.owner, name, "batch_output")
-            await self._files.append(file, answered.line + b"\n")
-            batch.completed += answered.ok
-            batch.failed += not answered.ok
+            await complete(self._record(batch, answered))
+
+    async def _record(self, batch: Batch, answered: LineAnswer) -> None:
+        """Write a line and count it. Not cancelled between the two: a cancelled batch counts the lines of its files."""
+        kind = "output" if answered.ok else "error"
+        file = batch.files.get(kind)
+        if file is None:
+            name = f"{batch.id}_{kind}.jsonl"
+            file = batch.files[kind] = await self._files.add(batch.owner, name, "batch_output")
+        await self._files.append(file, answered.line + b"\n")
+        batch.completed += answered.ok
+        batch.failed += not answered.ok
 
     def _cursor(self, file: File) -> Cursor:
         return Cursor(partial(self._files.piece, file), file.size)
