@@ -17,6 +17,7 @@ SAID = (
 INDEXER_KEYS = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
 MORE_SAID = {
     "opt": ("ffn_dim",),
+    "xglm": ("ffn_dim",),
     "ministral3": ("rope_parameters",),
     "glm4_moe": ("head_dim",),
     "nemotron_h": ("layers_block_type",),
@@ -41,7 +42,7 @@ ones' caches. Gemma 4 names layers by numbers, which are padded beyond 10."""
 def test_an_absent_key_means_what_it_means_to_transformers(kind) -> None:
     whole = canonical_config(kind(**{"num_hidden_layers": 9} | MADE.get(kind.model_type, {})).to_dict())
     name = f"{kind.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"
-    name = {"GPT2ForCausalLM": "GPT2LMHeadModel"}.get(name, name)
+    name = name.replace("ForCausalLM", "LMHeadModel") if name.startswith(("GPT2", "OpenAIGPT")) else name
     said = {
         "architectures": [name],
         **{key: whole[key] for key in (*SAID, *MORE_SAID.get(whole["model_type"], ())) if key in whole},

@@ -34,7 +34,7 @@ def config(name: str) -> dict:
     return made
 
 
-ARCHITECTURE = {"gpt2": "GPT2LMHeadModel"}
+ARCHITECTURE = {"gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel"}
 """Where it does not follow from the configuration's name."""
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
+from zoo_later import LATER
 from zoo_rest import REST
 from zoo_text import TEXT
 
@@ -292,6 +293,7 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "ernie4.5": (transformers.Ernie4_5Config, {"head_dim": 16, "use_bias": True}),
+    **LATER,
     **REST,
     **TEXT,
 }  # fmt: skip

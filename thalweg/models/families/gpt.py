@@ -22,11 +22,11 @@ def gpt2(config: Config) -> ModelSpec:
             heads=heads, kv_heads=heads, head_dim=head_size(config), bias=True, out_bias=True, name="attn", fused="c_attn",
             out="c_proj", turned=True,
         ),
-        _inner(config, up="c_fc", down="c_proj", turned=True),
-        Norms(mixer=_norm(config, "ln_1"), ffn=_norm(config, "ln_2")),
+        inner_mlp(config, up="c_fc", down="c_proj", turned=True),
+        Norms(mixer=layer_norm(config, "ln_1"), ffn=layer_norm(config, "ln_2")),
     )  # fmt: skip
     positions = LearnedEmbedding("wpe", integer(config, "max_position_embeddings", high=1 << 24))
-    return _model(config, layer, tied=flag(config, "tie_word_embeddings", True), learned=(positions,))
+    return gpt_decoder(config, layer, tied=flag(config, "tie_word_embeddings", True), learned=(positions,))
 
 
 def gpt2_classifier(config: Config) -> ModelSpec:
@@ -49,11 +49,11 @@ def gpt_bigcode(config: Config) -> ModelSpec:
             heads=heads, kv_heads=1 if one else heads, head_dim=head_size(config), bias=True, out_bias=True, name="attn",
             fused="c_attn", grouped=not one, out="c_proj",
         ),
-        _inner(config, up="c_fc", down="c_proj"),
-        Norms(mixer=_norm(config, "ln_1"), ffn=_norm(config, "ln_2")),
+        inner_mlp(config, up="c_fc", down="c_proj"),
+        Norms(mixer=layer_norm(config, "ln_1"), ffn=layer_norm(config, "ln_2")),
     )  # fmt: skip
     positions = LearnedEmbedding("wpe", integer(config, "max_position_embeddings", high=1 << 24))
-    return _model(config, layer, tied=flag(config, "tie_word_embeddings", True), learned=(positions,))
+    return gpt_decoder(config, layer, tied=flag(config, "tie_word_embeddings", True), learned=(positions,))
 
 
 def gptj(config: Config) -> ModelSpec:
@@ -62,17 +62,20 @@ def gptj(config: Config) -> ModelSpec:
     said = rope(config, head_size(config))
     layer = Layer(
         attention(config, rope=Rope(said.parameters, dim, said.trained, interleaved=True), name="attn", out="out_proj"),
-        _inner(config, up="fc_in", down="fc_out"),
-        Norms(mixer=_norm(config, "ln_1")), parallel=True,
+        inner_mlp(config, up="fc_in", down="fc_out"),
+        Norms(mixer=layer_norm(config, "ln_1")), parallel=True,
     )  # fmt: skip
-    return _model(config, layer, head_bias=True)
+    return gpt_decoder(config, layer, head_bias=True)
 
 
 def gpt_neo(config: Config) -> ModelSpec:
     heads = integer(config, "num_attention_heads")
     config = {**config, "n_inner": config.get("intermediate_size")}
     window = integer(config, "window_size", high=1 << 24, default=256)
-    norms, inner = Norms(mixer=_norm(config, "ln_1"), ffn=_norm(config, "ln_2")), _inner(config, up="c_fc", down="c_proj")
+    norms, inner = (
+        Norms(mixer=layer_norm(config, "ln_1"), ffn=layer_norm(config, "ln_2")),
+        inner_mlp(config, up="c_fc", down="c_proj"),
+    )
     layers = {
         kind: Layer(
             Attention(
@@ -84,7 +87,7 @@ def gpt_neo(config: Config) -> ModelSpec:
         for kind, w in (("global", 0), ("local", window))
     }  # fmt: skip
     kinds = _attention_kinds(config)
-    made = _model(
+    made = gpt_decoder(
         config, layers["global"], tied=flag(config, "tie_word_embeddings", True),
         learned=(LearnedEmbedding("wpe", integer(config, "max_position_embeddings", high=1 << 24)),),
     )  # fmt: skip
@@ -107,19 +110,19 @@ def _attention_kinds(config: Config) -> list[str]:
     return kinds
 
 
-def _inner(config: Config, **names: Any) -> UngatedMLP:
+def inner_mlp(config: Config, **names: Any) -> UngatedMLP:
     inner = integer(config, "n_inner", high=1 << 24, default=4 * hidden_size(config))
     return UngatedMLP(inner=inner, act=act(config, "activation_function", "gelu_new", UNGATED), bias=True, **names)
 
 
-def _norm(config: Config, name: str) -> LayerNorm:
+def layer_norm(config: Config, name: str) -> LayerNorm:
     return LayerNorm(name, hidden_size(config), real(config, "layer_norm_epsilon", default=1e-5))
 
 
-def _model(config: Config, layer: Layer, **more: Any) -> ModelSpec:
+def gpt_decoder(config: Config, layer: Layer, **more: Any) -> ModelSpec:
     masks = (f"{root}h.{i}.attn.{b}" for root in ("", "transformer.") for i in range(layer_count(config))
-             for b in ("bias", "masked_bias"))  # fmt: skip
+             for b in ("bias", "masked_bias", "causal_mask"))  # fmt: skip
     return decoder(
-        config, [layer] * layer_count(config), norm=_norm(config, "ln_f"), root="transformer.", layer="h.{}.", embed="wte",
+        config, [layer] * layer_count(config), norm=layer_norm(config, "ln_f"), root="transformer.", layer="h.{}.", embed="wte",
         names=Names(skip=tuple(masks)), **more,
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Granite with windows and sinks: Granite's multipliers, a learned logit per head in the softmax, RoPE or none by layer."""
+"""Granite with windows and sinks, dense and MoE: Granite's multipliers, a learned logit per head in the softmax, RoPE or none
+by layer."""
 
 from __future__ import annotations
 
@@ -7,12 +8,22 @@ from dataclasses import replace
 from thalweg.checkpoint.config import Config, integer
 from thalweg.errors import CheckpointError
 from thalweg.models.families.common import head_size, layer_count, layer_types, rope
-from thalweg.models.families.granite import granite
+from thalweg.models.families.granite import granite, granite_moe_shared
 from thalweg.models.spec import Attention, ModelSpec, Rope
 
 
 def granite_swa(config: Config) -> ModelSpec:
-    made, count = granite({"tie_word_embeddings": True, "rms_norm_eps": 1e-5, **config}), layer_count(config)
+    return _with_windows(granite({"tie_word_embeddings": True, "rms_norm_eps": 1e-5, **config}), config)
+
+
+def granite_moe_swa(config: Config) -> ModelSpec:
+    made = granite_moe_shared(config)
+    names = replace(made.names, inside=(*made.names.inside, (".router.weight", ".router.layer.weight")))
+    return _with_windows(replace(made, names=names), config)
+
+
+def _with_windows(made: ModelSpec, config: Config) -> ModelSpec:
+    count = layer_count(config)
     absent = ["full_attention" if i % 4 == 0 else "sliding_attention" for i in range(count)]
     window, types = integer(config, "sliding_window", default=128), layer_types(config, absent)
     thetas = config.get("layer_rope_theta")

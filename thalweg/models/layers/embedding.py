@@ -54,7 +54,7 @@ class AddedEmbedding:
             raise ConfigError(f"max_model_len: the model has {spec.positions} learned positions, not {ctx.max_len}: lower it")
         self._by, self._first, self._last = spec.by, spec.first, spec.rows - 1
         self._op = ctx.bind(ops.embed, vocab=spec.rows, size=hidden)
-        make = partial(sine_table, spec.rows, hidden, spec.sines) if spec.sines else None
+        make = partial(sine_table, spec.rows, hidden, spec.sines, getattr(torch, ctx.dtype)) if spec.sines else None
         self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, make=make)}
 
     def __call__(self, p: Mapping[str, Any], batch: StepBatch, types: Array | None) -> Array:
@@ -66,12 +66,12 @@ class AddedEmbedding:
         return self._op(torch.zeros_like(batch.positions) if same else types, p["weight"])
 
 
-def sine_table(rows: int, hidden: int, steps: int) -> torch.Tensor:
-    """f32[rows, hidden]: sines in the first half of the columns, cosines in the other (Vaswani et al. 2017,
+def sine_table(rows: int, hidden: int, steps: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[rows, hidden]: sines in the first half of the columns, cosines in the other (Vaswani et al. 2017,
     https://arxiv.org/abs/1706.03762). Column i of both turns by 10000 ** (-i / steps) per row."""
     turns = torch.pow(torch.tensor(10_000.0, dtype=torch.float64), -torch.arange(hidden // 2, dtype=torch.float64) / steps)
     angle = torch.arange(rows, dtype=torch.float64)[:, None] * turns
-    return torch.cat([angle.sin(), angle.cos()], 1).to(torch.float32)
+    return torch.cat([angle.sin(), angle.cos()], 1).to(dtype)
 
 
 class LMHead:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from thalweg.models.spec.adapter import Adapter
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
-from thalweg.models.spec.attention import Attention, RelativeBias
+from thalweg.models.spec.attention import Attention, RelativeBias, Rows
 from thalweg.models.spec.audio import AudioSpec, Conv
 from thalweg.models.spec.block_sparse import BlockSparseAttention
 from thalweg.models.spec.compressed import CompressedAttention, KeptEntries, WindowPooling
@@ -111,6 +111,7 @@ __all__ = [
     "RelativeBias",
     "ResamplerSpec",
     "Rope",
+    "Rows",
     "SamSpec",
     "Scale",
     "ShortConv",

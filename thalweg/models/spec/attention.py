@@ -10,7 +10,7 @@ from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import KVKind
 from thalweg.models.spec.norm import HeadNorm, Norm
 from thalweg.models.spec.rope import Rope
-from thalweg.models.weights import Source, Weight, Weights, heads_of_rank, linear, vector
+from thalweg.models.weights import Source, TensorView, Weight, Weights, heads_of_rank, linear, vector
 
 PLACES = 4
 """Values of a key that say its position, in layers with slopes: two numbers exact in any type, twice, for two parts of a
@@ -30,6 +30,16 @@ class RelativeBias:
     buckets: int = 32
     distance: int = 128
     """Tokens this far apart and further are in the last bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Of q, k or v: the rows of a stored tensor that hold it, `run` of every `every` from `first` on."""
+
+    name: str
+    first: int
+    run: int
+    every: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +87,8 @@ class Attention:
     """The tensor of q, k and v, concatenated; "" = one tensor each."""
     grouped: bool = False
     """The fused tensor holds of each head of keys in turn its heads of q, its k and its v."""
+    rows: tuple[Rows | None, Rows | None, Rows | None] = (None, None, None)
+    """Of q, k and v in tensors that mix them; None = a tensor of its own name."""
     out: str = "o_proj"
     turned: bool = False
     """Matrices are stored [inputs, outputs]."""
@@ -156,6 +168,18 @@ class Attention:
             "qkv": linear(parts, hidden, shard=0, bias=self.bias, fused=fused, turned=self.turned, heads=shared),
             "out": linear({f"{at}{self.out}": hidden}, self.heads * v_dim, shard=1, bias=self.out_bias, turned=self.turned),
         }
+        if any(self.rows):
+            weight = made["qkv"]["weight"]
+            views = (
+                None if rows is None else TensorView(
+                    f"{at}{rows.name}.weight", (source.shape[0] // rows.run * rows.every, hidden), first=rows.first,
+                    run=rows.run, every=rows.every,
+                )
+                for rows, source in zip(self.rows, weight.sources, strict=True)
+            )  # fmt: skip
+            made["qkv"]["weight"] = replace(
+                weight, sources=tuple(replace(s, within=v) for s, v in zip(weight.sources, views, strict=True))
+            )
         if self.bias and not self.key_bias:
             q, k, v = made["qkv"]["bias"].sources
             made["qkv"]["bias"] = replace(made["qkv"]["bias"], sources=(q, replace(k, absent=True), v))
@@ -179,6 +203,10 @@ _CONFLICTS: tuple[tuple[Callable[[Attention], bool], str], ...] = (
     (lambda a: bool(a.fused) and (a.keys_as_values or a.reads is not None), "a fused tensor holds q, k and v"),
     (lambda a: bool(a.fused) and not a.key_bias, "a fused tensor has a bias for keys too"),
     (lambda a: a.grouped and (a.gated or not a.fused), "grouped heads require a fused tensor without gates"),
+    (
+        lambda a: any(a.rows) and (bool(a.fused or a.gate or a.bias) or a.reads is not None),
+        "mixed rows are of q, k and v without biases",
+    ),
     (lambda a: bool(a.gate) and (a.gated or bool(a.fused)), "a gate matrix requires separate tensors of q, k and v"),
     (lambda a: (a.softplus or a.gate_heads) and not a.gate, "a gate per head, or with softplus, requires a gate matrix"),
     (lambda a: bool(a.window) and bool(a.chunk), "windows within chunks are not implemented"),

@@ -1,0 +1,30 @@
+"""More of `zoo_more.MORE`: text families that came after `zoo_text`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+
+_GRANITE = {"embedding_multiplier": 2.0, "logits_scaling": 1.7, "residual_multiplier": 0.6, "attention_multiplier": 0.3}
+LATER: dict[str, tuple[Any, dict[str, Any]]] = {
+    "codegen": (transformers.CodeGenConfig, {"rotary_dim": 8}),
+    "flint": (
+        transformers.FlintConfig,
+        {
+            "num_hidden_layers": 4, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 32, "sliding_window": 9, "mlp_only_layers": [0], "layer_types": [
+                "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "granite-moe-swa": (
+        transformers.GraniteMoeSWAConfig,
+        {
+            **_GRANITE, "num_hidden_layers": 3, "hidden_size": 64, "sliding_window": 9, "num_local_experts": 5,
+            "intermediate_size": 24, "shared_intermediate_size": 32, "layer_rope_theta": [1000.0, 50.0, 0],
+        },
+    ),
+    "openai-gpt": (transformers.OpenAIGPTConfig, {}),
+    "xglm": (transformers.XGLMConfig, {"ffn_dim": 80, "pad_token_id": 0}),
+}  # fmt: skip
+"""Name -> (configuration class, what differs from `zoo.SMALL`)."""
