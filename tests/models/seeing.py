@@ -424,7 +424,7 @@ def written(name: str, image: Any) -> str:
     more = {"return_row_col_info": True} if "pixel_attention_mask" in family.extras else {}
     tensors = "pt" if family.writer == "Llama4Processor" else "np"
     text: str = whole.replace_image_token(reads(images=[image], return_tensors=tensors, **more), 0)
-    return text.replace("<|patch|>", family.token)
+    return text.replace("<|patch|>", family.token).replace("<IMG_ATOM>", family.token)
 
 
 def same_pixels(name: str, prepared: PatchInputs, theirs: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dots_ocr import DotsConfig, DotsOCRForCausalLM
-from seeing_parts import CLIP, IDS, SIGLIP, TEXT, Seeing, config
+from seeing_parts import CLIP, IDS, SIGLIP, TEXT, TILED, Seeing, config
 
 HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 SAM = {
@@ -17,6 +17,11 @@ DOTS = {
     "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 1, "rms_norm_eps": 1e-5, "use_bias": False,
     "model_type": "dots_vit", "post_norm": True,
 }  # fmt: skip
+OVIS = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 7, "vocab_size": 44, "num_visual_indicator_tokens": 5,
+}  # fmt: skip
+OVIS_TOKENS = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
 ROUTED = {
     "mlp_layer_types": ["dense", "sparse"], "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     "n_shared_experts": 1, "max_position_embeddings": 2048, "num_key_value_heads": 4,
@@ -128,6 +133,12 @@ NEWER: dict[str, Seeing] = {
         ),
         "<image>", "<image>", "DeepseekOcr2ImageProcessorPil", {"size": {"height": 128, "width": 128}, "tile_size": 96},
         ("num_local_patches",), writer="DeepseekOcr2Processor", holds={"patch_size": 2, "downsample_ratio": 4},
+    ),
+    "ovis2": Seeing(
+        config("Ovis2Config", {"model_type": "qwen2"}, OVIS | {"hidden_stride": 2, "qkv_bias": True}, "<|image|>",
+               hidden_size=48, vocab_size=288, visual_indicator_token_ids=[IDS[name] for name in OVIS_TOKENS]),
+        "<|image|>", "<image>", "Ovis2ImageProcessorPil",
+        {**TILED, "crop_to_patches": True, "max_patches": 6}, writer="Ovis2Processor", holds={"image_seq_length": 4},
     ),
     "vipllava": Seeing(
         config("VipLlavaConfig", {"model_type": "llama"}, CLIP, "<image>", vision_feature_layer=[-2, 1]),

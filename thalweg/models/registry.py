@@ -255,6 +255,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "OPTForCausalLM": f"{_FAMILIES}.opt:opt",
     "OrionForCausalLM": f"{_FAMILIES}.orion:orion",
     "OuroForCausalLM": f"{_FAMILIES}.ouro:ouro",
+    "Ovis2ForConditionalGeneration": f"{_FAMILIES}.ovis2:ovis2",
     "PaddleOCRVLForConditionalGeneration": f"{_FAMILIES}.paddleocr_vl:paddleocr_vl",
     "PaliGemmaForConditionalGeneration": f"{_FAMILIES}.paligemma:paligemma",
     "PanguEmbeddedForCausalLM": f"{_FAMILIES}.llama:pangu_embedded",

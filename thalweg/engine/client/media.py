@@ -59,6 +59,8 @@ class ModelMedia:
     """Items of one prompt."""
     whole_prompt: bool = False
     """An item is a prompt without text."""
+    others: tuple[int, ...] = ()
+    """Further ids of placeholders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class MediaPreprocessor:
             self._taken[name] = ModelMedia(
                 kind, kind.open_reader(processor, settings), processor.token, shown, processor.marker or shown,
                 settings.limits.get(name, MOST_ITEMS), getattr(processor, "whole_prompt", False),
+                getattr(processor, "others", ()),
             )  # fmt: skip
 
     @property
@@ -222,7 +225,7 @@ class MediaPreprocessor:
         for token, kinds in self._sharing(lambda t: t.token):
             mine = [media[i] for i in _of(kinds, media)]
             readers = [self._taken[item.kind].reader for item in mine]
-            places = np.flatnonzero(np.array(ids, np.int32) == token).astype(np.int32)
+            places = np.flatnonzero(np.isin(ids, [token, *kinds[0].others])).astype(np.int32)
             counts = [reader.count(item.value) for reader, item in zip(readers, mine, strict=True)]
             if sum(counts) != places.size:
                 raise RequestError(

@@ -24,6 +24,7 @@ from thalweg.media.processors.llama4 import Llama4, llama4
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
 from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_ocr, minicpm_v
 from thalweg.media.processors.minicpm_v_2 import MiniCpmV2, minicpm_v_2
+from thalweg.media.processors.ovis2 import Ovis2, ovis2
 from thalweg.media.processors.paligemma import colpali, paligemma
 from thalweg.media.processors.phi3_v import Phi3V, phi3_v
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
@@ -74,6 +75,7 @@ Processor = (
     | LlavaNext
     | MiniCpmV
     | MiniCpmV2
+    | Ovis2
     | AyaVision
     | PaddleOCR
     | Phi3V
@@ -128,6 +130,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "MiniCPMV4_6ForConditionalGeneration": minicpm_v,
     "Mistral3ForConditionalGeneration": pixtral,
     "OpsColQwen3Model": qwen3_vl,
+    "Ovis2ForConditionalGeneration": ovis2,
     "PaddleOCRVLForConditionalGeneration": paddleocr_vl,
     "PaliGemmaForConditionalGeneration": paligemma,
     "Phi3VForCausalLM": phi3_v,

@@ -39,6 +39,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     token: int
     """The id that stands for one vector."""
+    others: tuple[int, ...] = ()
+    """Further ids that stand for one vector each."""
     patch: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]

@@ -44,7 +44,7 @@ BLIND = Names(
         root + part for root in ("", "model.")
         for part in (
             "visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "mm_projector.", "connector.",
-            "image_newline", "view_separator", "mlp_AR.", "mtp.",
+            "image_newline", "view_separator", "visual_embeddings_table.", "mlp_AR.", "mtp.",
         )
     ),
 )  # fmt: skip

@@ -24,7 +24,9 @@ class ProjectorLayer:
     outputs: int
     bias: bool = False
     act: str = ""
-    """After it, as `ops.activation` names it; "" = none."""
+    """After it, as `ops.activation` names it, or "softmax"; "" = none."""
+    zeros: int = 0
+    """Of `softmax`: zeros behind its outputs, for further inputs of the next layer."""
     turned: bool = False
     """Stored [inputs, outputs]."""
     gated: bool = False
@@ -45,6 +47,20 @@ class ProjectorLayer:
         if self.kernel:
             made["weight"] = convolution(f"{root}{self.name}", self.outputs, self.kernel)
         return made | ({"norm": self.norm.weights(root)} if self.norm is not None else {})
+
+
+@dataclass(frozen=True, slots=True)
+class TrailingRows:
+    """The last rows of a stored table."""
+
+    stored: int
+    """Rows of the table."""
+    count: int
+
+    def weight(self, name: str, columns: int) -> Weight:
+        """f[count, columns] of the table of this name."""
+        view = TensorView(f"{name}.weight", (self.stored, columns), first=self.stored - self.count)
+        return Weight((Source(f"{name}.last", (self.count, columns), within=view),))
 
 
 def convolution(name: str, outputs: int, kernel: tuple[int, ...]) -> Weight:
@@ -156,6 +172,8 @@ class VisionSpec:
     """In place of the projector. Rows and columns of patches are in the batch. None: there is a projector."""
     newline: str = ""
     """A learned vector, of the language model's size, that stands behind those of the projector; "" = none."""
+    newlines: TrailingRows | None = None
+    """`newline` is a table, and several of its rows stand there. None: it is one vector."""
     scale: float = 1.0
     """Of the vectors that the language model gets."""
     clipped: bool = False
@@ -220,7 +238,8 @@ class VisionSpec:
         if self.resampler is not None:
             made["resampler"] = self.resampler.weights()
         if self.newline:
-            made["newline"] = vector(self.newline, hidden)
+            several = self.newlines
+            made["newline"] = vector(self.newline, hidden) if several is None else several.weight(self.newline, hidden)
         if self.clipped:
             made["layers"] = {i: self._add_clips(each) for i, each in made["layers"].items()}
         if self.halves:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from thalweg.hal import ops
 from thalweg.hal.attention import AttentionBackend, AttnSpec
@@ -23,6 +24,8 @@ from thalweg.models.vision.resampler import Resampler
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import DENSE_FORMATS
 
+SOFTMAX = "softmax"
+"""`ProjectorLayer.act` of probabilities."""
 FULL, WINDOWED, SHRUNK = 0, 1, 2
 """Indices in `StepBatch.metadata`: of sequences that are images, of windows, and of images after merging patches."""
 
@@ -36,7 +39,9 @@ class Projector:
         self._after: list[BoundNorm] = [build_norm(ctx, norm, weights["after"][i]) for i, norm in enumerate(s.after)]
         self._steps = [Linear(ctx, weights["steps"][i]) for i in range(len(s.steps))]
         self._acts = [
-            ctx.bind(ops.activation, act=each.act, size=each.outputs // (1 + each.gated)) if each.act else None
+            ctx.bind(ops.activation, act=each.act, size=each.outputs // (1 + each.gated))
+            if each.act not in ("", SOFTMAX)
+            else None
             for each in s.steps
         ]
         self._spec = s.steps
@@ -79,6 +84,8 @@ class Projector:
         norm, act, spec = self._norms[i], self._acts[i], self._spec[i]
         if norm is not None:
             x = norm(p["norm"], x)
+        if spec.act == SOFTMAX:
+            return functional.pad(x.softmax(-1), (0, spec.zeros))
         if act is None:
             return x
         if not spec.gated and not spec.up:
@@ -223,7 +230,7 @@ class VisionEncoder:
     def _arrange(self, params: Params, x: Array, patches: Patches) -> Array:
         """The vectors in the order of placeholders, and those that stand between rows among them."""
         if self.spec.newline:
-            x = torch.cat([x, params["newline"].unsqueeze(0)])
+            x = torch.cat([x, params["newline"].view(-1, x.shape[1])])
         near = patches.mix.shape[1]
         if near:
             x = x.index_select(0, patches.mix.reshape(-1))

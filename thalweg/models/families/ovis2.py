@@ -1,0 +1,69 @@
+"""Ovis 2: an encoder of square tiles, whose vectors become probabilities over a visual vocabulary, and its embeddings, for a
+Qwen 2 decoder."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.media.processors.base import edge
+from thalweg.models.families.common import hidden_size
+from thalweg.models.families.multimodal import of_kind, seeing
+from thalweg.models.families.towers.common import act, outer_config, sees_all, size, vision_config
+from thalweg.models.spec import MLP, Layer, LayerNorm, ModelSpec, Norm, Norms, VisionSpec
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec, TrailingRows
+
+ROOT = "model.vision_tower."
+TABLE = "visual_embeddings_table"
+EPS = 1e-5
+
+
+def ovis2(config: Config) -> ModelSpec:
+    tied = outer_config(config).get("tie_word_embeddings", True)
+    return seeing(of_kind({**config, "tie_word_embeddings": tied}, "qwen2"), config, tower)
+
+
+def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
+    said = vision_config(config)
+    if (kind := text(said, "tokenize_function", "softmax")) != "softmax":
+        raise UnsupportedModelError(f"config.json: vision_config: tokenize_function: {kind!r:.40}: only softmax is supported")
+    hidden, e, bias = size(said, "hidden_size", 1024), real(said, "rms_norm_eps", default=1e-5), flag(said, "qkv_bias", False)
+    side, patch = edge(said, "image_size", 224), edge(said, "patch_size", 14)
+    each = Layer(
+        sees_all(
+            size(said, "num_attention_heads", 8), hidden, bias=bias, out_bias=bias, name="attention", out="out_proj",
+        ),
+        MLP(
+            inner=size(said, "intermediate_size", 2816), act=act(said, "hidden_act", "silu"), name="ffn",
+            bias=flag(said, "mlp_bias", False),
+        ),
+        Norms(mixer=Norm("rms_norm1", hidden, e), ffn=Norm("rms_norm2", hidden, e)),
+    )  # fmt: skip
+    return VisionSpec(
+        hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 24), projector=_projector(config, said, hidden),
+        patch="transformer.embeddings.patch_embedding", kernel=(size(said, "num_channels", 3), patch, patch), patch_bias=True,
+        root=ROOT, layer="transformer.encoder.layers.{}.", places="transformer.embeddings.position_embedding",
+        rows=(side // patch) ** 2, embedded=Norm("transformer.embeddings.rms_norm", hidden, e),
+        leave=Norm("transformer.rms_norm", hidden, e), newline=f"model.{TABLE}", newlines=_indicators(said),
+    ), ()  # fmt: skip
+
+
+def _indicators(said: Config) -> TrailingRows:
+    """The rows of the visual vocabulary for the tokens around tiles: its last."""
+    return TrailingRows(size(said, "vocab_size", 16_384), integer(said, "num_visual_indicator_tokens", high=64, default=5))
+
+
+def _projector(config: Config, said: Config, hidden: int) -> ProjectorSpec:
+    rows, group = _indicators(said), size(said, "hidden_stride", 1) ** 2
+    if rows.count >= rows.stored:
+        raise CheckpointError("config.json: vision_config: num_visual_indicator_tokens: must be less than vocab_size")
+    words = rows.stored - rows.count
+    return ProjectorSpec(
+        root="model.", group=group,
+        steps=(
+            ProjectorLayer(
+                "vision_tower.head_linear", hidden * group, words, act="softmax", zeros=rows.count,
+                norm=LayerNorm("vision_tower.head_norm", words, EPS),
+            ),
+            ProjectorLayer(TABLE, rows.stored, hidden_size(config), turned=True),
+        ),
+    )  # fmt: skip
