@@ -31,9 +31,9 @@ from sizes import WEIGHTS
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from thalweg.backends.triton_kernels import library, linear, lora, quantised
+from thalweg.backends.triton_kernels import TritonLibrary, library, linear, lora, quantised
 from thalweg.backends.triton_kernels.cross_compile import target
-from thalweg.backends.triton_kernels.tiles import tiles
+from thalweg.backends.triton_kernels.tiles import refuse_dependent_launch, tiles
 from thalweg.hal.attention import AttnSpec, QKPrologue
 from thalweg.hal.op import Kernel
 from thalweg.hal.ops.activation import CUT, SWIGLU_OAI
@@ -53,7 +53,16 @@ SPILLED = 160
 QUICKLY = ("attend[8b decode", "attend[8b mixed", "attend[8b exact", "attend[8b int8 exact mixed", "random True",
            "product[6144x4096 int4-g128")  # fmt: skip
 """Launches of --quick, by what their names contain."""
-OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "num_ctas", "waves_per_eu", "matrix_instr_nonkdim", "maxnreg")
+OPTIONS = (
+    "num_warps",
+    "num_stages",
+    "enable_fp_fusion",
+    "num_ctas",
+    "waves_per_eu",
+    "matrix_instr_nonkdim",
+    "maxnreg",
+    "launch_pdl",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +178,18 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 
 def launches(arch: str) -> list[Launch]:
-    """Every distinct launch that the library makes for layers of 1B and 8B models, and for each kind of attention."""
-    lib, out = library(arch), {}
+    """Every distinct launch that the library makes for layers of 1B and 8B models, and for each kind of attention. Where
+    launches may be dependent, one such launch of each kernel too."""
+    out = _record_library(library(arch))
+    if refuse_dependent_launch(arch) is None:
+        dependent = {x.kernel: x for x in reversed(_record_library(library(arch, dependent_launch=True)))}
+        out += [replace(x, name=f"{x.name} dependent") for x in dependent.values() if "launch_pdl" in x.options]
+    return out
+
+
+def _record_library(lib: TritonLibrary) -> list[Launch]:
+    """The distinct launches of these kernels."""
+    out: dict[str, Launch] = {}
     for k in lib.kernels:
         for name, args, static in calls(k):
             for launch in record(lambda k=k, args=args, static=static: k.run(*args, **static), name):
@@ -436,6 +455,8 @@ def compile_one(launch: Launch, arch: str) -> Outcome:
     limit = tiles(arch).shared
     if out.shared > limit:
         out.problems.append(f"{out.shared} bytes of shared memory, the device has {limit}")
+    if launch.options.get("launch_pdl") and (why := find_early_access(text)):
+        out.problems.append(why)
     if out.spilled > SPILLED:
         out.problems.append(f"spills {out.spilled}, at most {SPILLED}")
     return out
@@ -445,6 +466,19 @@ INSTRUCTION = re.compile(
     r"(wgmma)\.mma_async\.sync\.aligned\.(m\d+)n\d+(k\d+)|(mma\.sync)\.aligned\.(m\d+)n\d+(k\d+)|(tcgen05\.mma)\.\S*(kind::\w+)"
     r"|(v_mfma_\w*?)_(\d+x\d+x\d+)|(v_wmma_\w*?)_(\d+x\d+x\d+)"
 )
+
+
+ACCESS = re.compile(r"\b(ld|st|atom|red|cp)\.[\w.:]*(global|bulk)")
+"""An access to the device's memory in PTX."""
+
+
+def find_early_access(ptx: str) -> str | None:
+    """What is wrong with a kernel whose launch is dependent: it accesses memory before it waits, or never waits."""
+    wait, access = ptx.find("griddepcontrol.wait"), ACCESS.search(ptx)
+    if wait < 0:
+        return "a dependent launch without griddepcontrol.wait"
+    early = access is not None and access.start() < wait
+    return f"accesses memory before griddepcontrol.wait: {access[0]}" if access and early else None
 
 
 SAME = {"sm_90": (("mma.syncm16k16", "wgmmam64k16"),)}

@@ -1,6 +1,6 @@
 """What a step launches, and what the processor spends on launching it, counted where there is no GPU.
 
-    python ci/gpu/launches.py [--arch sm_90] [--shapes llama-1b,llama-8b] [--variant] [--rounds 20] [--output-json FILE]
+    python ci/gpu/launches.py [--arch sm_90] [--shapes llama-1b,llama-8b] [--variant | --dependent] [--output-json FILE]
     python ci/gpu/launches.py --sampling [--arch sm_90]      what sampling launches, and how often it passes over the logits
 
 Models of known shapes run on tensors without memory, with the kernels of that architecture, none of which runs. All else of a
@@ -79,7 +79,8 @@ def counted() -> Iterator[Counter[str]]:
     run, seen = JITFunction.run, Counter[str]()
 
     def count(self: Any, *args: Any, **given: Any) -> Any:
-        seen[f"triton {self.__name__.strip('_')}"] += 1
+        name = f"triton {self.__name__.strip('_')}"
+        seen[f"{name} (dependent)" if given.get("launch_pdl") else name] += 1
         return run(self, *args, **given)
 
     JITFunction.run = count
@@ -113,6 +114,7 @@ def model(absent: Any, shape: Mapping[str, Any], layers: int, args: argparse.Nam
             EngineArgs(
                 model=folder, load_format="dummy", use_tqdm_on_load=False, batch_invariant=not args.variant,
                 skip_tokenizer_init=True, max_model_len=8192,
+                additional_config={"dependent_launch": True} if args.dependent else {},
             ),
             absent.platform,
         )  # fmt: skip
@@ -162,6 +164,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--arch", default="sm_90", help="architecture whose kernels are launched (default %(default)s)")
     parser.add_argument("--shapes", default="llama-1b,llama-8b", help=f"of {', '.join(SHAPES)}, with commas between")
     parser.add_argument("--variant", action="store_true", help="kernels that need not be batch-invariant")
+    parser.add_argument("--dependent", action="store_true", help="with dependent_launch")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of which the best is told (default %(default)s)")
     parser.add_argument("--output-json", type=Path)
     parser.add_argument("--sampling", action="store_true", help="of the step's tail alone: launches and bytes (sampled.py)")

@@ -37,7 +37,7 @@ import profiles
 import torch
 from ceilings import best, device_name, tidy, torch_device
 from report import shape_lines
-from shapes import QUANTIZATIONS, SHAPES, Case, group_by_case
+from shapes import QUANTIZATIONS, SETTINGS, SHAPES, Case, group_by_case
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import DTYPES
@@ -82,7 +82,7 @@ def main() -> int:
         tidy(device)
     with tempfile.TemporaryDirectory() as scratch:
         for shape in args.shapes:
-            case = Case(shape, args.layers, args.quantization or "", args.variant, args.scaled)
+            case = read_case(args, shape)
             path = Path(scratch) / shape
             path.mkdir()
             (path / "config.json").write_text(json.dumps(case.config()))
@@ -90,6 +90,12 @@ def main() -> int:
             lines = shape_lines(case.label, group_by_case(found).get(case.label, {}), found.get("ceilings"))
             print("\n".join(f"{case.label}: {line}" for line in lines), flush=True)
     return 0 if good else 1
+
+
+def read_case(args: argparse.Namespace, shape: str) -> Case:
+    """The case of these options. Scripts that open models of their own need not have all."""
+    given = {name: getattr(args, name, False) for name in SETTINGS}
+    return Case(shape, getattr(args, "layers", 0), getattr(args, "quantization", "") or "", **given)
 
 
 def read_have(file: Path | None) -> dict[str, Any]:
@@ -131,8 +137,9 @@ def measure(
 
 
 def open_model(path: Path, args: argparse.Namespace, **more: Any) -> LLM:
-    if getattr(args, "scaled", False):
-        more = {"additional_config": {"scaled_codes": True}, **more}
+    case = read_case(args, "tiny")  # of which only the settings count
+    if case.options:
+        more = {"additional_config": case.options, **more}
     return LLM(
         str(path), device=args.device, dtype=args.dtype, load_format="dummy", skip_tokenizer_init=True,
         max_model_len=args.length, enable_prefix_caching=False, batch_invariant=not args.variant, use_tqdm_on_load=False,
@@ -275,6 +282,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--variant", action="store_true", help="kernels that are not batch-invariant too; figures say so")
     parser.add_argument("--scaled", action="store_true", help="int4 with scaled_codes; figures say so")
+    parser.add_argument("--dependent", action="store_true", help="with dependent_launch; figures say so")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()

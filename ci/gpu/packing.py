@@ -40,6 +40,14 @@ KERNELS: dict[str, tuple[Case | None, tuple[str, ...]]] = {
         Case("llama-8b", quantization="int4", scaled=True),
         ("--dtype=bfloat16", "--quantization=int4", '--additional-config={"scaled_codes": true}'),
     ),
+    "llama-8b dependent": (
+        Case("llama-8b", dependent=True),
+        ("--dtype=bfloat16", '--additional-config={"dependent_launch": true}'),
+    ),
+    "qwen3-30b-a3b dependent": (
+        Case("qwen3-30b-a3b", 12, dependent=True),
+        ("--dtype=bfloat16", '--additional-config={"dependent_launch": true}'),
+    ),
     "llama-8b variant": (Case("llama-8b", variant=True), ("--dtype=bfloat16", "--no-batch-invariant")),
     "qwen3-30b-a3b": (Case("qwen3-30b-a3b", 12), ("--dtype=bfloat16",)),
     "gpt-oss-20b": (Case("gpt-oss-20b", 4), ("--dtype=bfloat16",)),

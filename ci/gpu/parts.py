@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shapes import Case
+from shapes import SETTINGS, Case
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -92,13 +92,12 @@ class PartFactory:
         """Figures of one case, by their names. Where they mean nothing anyway, those of a small case."""
         if not self.full:
             moe = case.shape not in ("llama-1b", "llama-8b")
-            case = Case("tiny-moe" if moe else "tiny", 2 if case.layers else 0, case.quantization, case.variant, case.scaled)
+            case = replace(case, shape="tiny-moe" if moe else "tiny", layers=2 if case.layers else 0)
             figures = tuple(dict.fromkeys(_shrink(f) for f in figures))
         more = [f"--shapes={case.shape}", f"--repeats={repeats}", f"--figures={','.join(figures)}"]
         more += [f"--layers={case.layers}"] if case.layers else []
         more += [f"--quantization={case.quantization}"] if case.quantization else []
-        more += ["--variant"] if case.variant else []
-        more += ["--scaled"] if case.scaled else []
+        more += [f"--{name}" for name in SETTINGS if getattr(case, name)]
         more += [] if self.full else ["--quick"]
         wanted = tuple(case.named(f) for f in figures)
         return self.make_script(name, least, most, *more, file="measure", resumes=True, wanted=wanted, **facts)

@@ -19,6 +19,7 @@ STEPS = ("step 1", "step 8", "step 64", "step 256")
 PROMPTS = ("prompt 512", "prompt 2048", "prompt 8192")
 DENSE = ("open", "crowd", *STEPS, "idle", *PROMPTS, "kernels of prompt 2048")
 EXPERTS = ("open", "crowd", "step 1", "step 64", "prompt 2048")
+FEW_STEPS = ("open", "crowd", "step 1", "step 8", "step 64", "prompt 2048")
 ROUNDED = ("open", "crowd", "step 1", "step 64", "step 256", "prompt 2048")
 THOUSAND = "requests 128 x 1024 + 1024"
 HALF_THOUSAND = "requests 64 x 1024 + 512"
@@ -50,6 +51,7 @@ def make_quick(f: PartFactory) -> list[Part]:
         f.make_measure("measure 8b fp8", Case("llama-8b", quantization="fp8"), ROUNDED, 20, 60, repeats=3),
     ]  # fmt: skip
     second = [
+        *_make_dependent(f),
         f.make_measure(
             "measure 8b int4 scaled", Case("llama-8b", quantization="int4", scaled=True), ROUNDED, 20, 60, repeats=3
         ),
@@ -104,6 +106,17 @@ def _make_checks(f: PartFactory, least: float, most: float, requests: int, token
     names = ("greedy", "random", "crowd", "schedule", "captured")
     more = [f"--requests={sizes[0]}", f"--tokens={sizes[1]}"]
     return f.make_script("checks", least, most, *more, judges=True, resumes=True, wanted=names)
+
+
+def _make_dependent(f: PartFactory) -> list[Part]:
+    """Pairs with `measure 8b` and `measure 30b-a3b`. Only NVIDIA's GPUs have such launches, and not all of them."""
+    if f.platform != "cuda":
+        return []
+    dense, experts = Case("llama-8b", dependent=True), Case("qwen3-30b-a3b", 12, dependent=True)
+    return [
+        f.make_measure("measure 8b dependent", dense, FEW_STEPS, 15, 50, repeats=3, lead=True),
+        f.make_measure("measure 30b-a3b dependent", experts, EXPERTS, 15, 50, repeats=3, lead=True),
+    ]
 
 
 def _make_starts(f: PartFactory, shape: str, least: float, most: float) -> Part:

@@ -1,6 +1,6 @@
 """How long a step should take on a GPU, by counting what it moves and multiplies. A measured figure far from it teaches most.
 
-    python ci/gpu/predict.py [--shape llama-8b] [--layers N] [--quantization fp8] [--scaled] [--summary FILE]
+    python ci/gpu/predict.py [--shape llama-8b] [--layers N] [--quantization fp8] [--scaled] [--dependent] [--summary FILE]
 
 Every weight is one product: the largest of its bytes at the memory's rate, the bytes that its tiles read from the L2 cache
 at that one's, and its multiplications at the matrix unit's. A tile of M rows and N columns reads M rows of x and N of the
@@ -42,6 +42,8 @@ STEP_CONTEXT = 208
 """The same in "step N" of `measure.py`, of one sequence."""
 PRODUCT_GAP, LAUNCH_GAP = 3e-6, 2.5e-6
 """Seconds that a product, and another launch, add to a step inside a graph."""
+DEPENDENT_GAP = 1.2e-6
+"""Seconds that a launch adds where it starts before the one ahead of it ends: assumed, no card has measured it."""
 HOST_LAUNCH = 25e-6
 """Seconds of the host for each launch of a step that no graph holds."""
 CAPTURED = 512
@@ -49,8 +51,9 @@ CAPTURED = 512
 BUDGET = 8192
 """Tokens of the largest step with prompts, on a large GPU."""
 LAYER_LAUNCHES = {"dense": 10, "experts": 15}
+LAYER_DEPENDENT = {"dense": 6, "experts": 11}
 AROUND = 19
-"""Launches of a layer, and around all of them (`ci/gpu/launches.py`)."""
+"""Launches of a layer, of these such as may be dependent, and around all layers (`ci/gpu/launches.py`)."""
 ROUNDINGS = 4
 """Launches that round the inputs of a layer's products, where they are 8-bit."""
 EXPERT_TILE = (64, 32)
@@ -106,6 +109,8 @@ class Model:
     launches: int
     token_bytes: tuple[tuple[int, int], ...]
     """Of each layer's cache: bytes of a token, and the window that it reads (0: all)."""
+    dependent: int = 0
+    """Launches that start before the one ahead of them ends."""
 
 
 LIBRARY_TILE = (128, 256)
@@ -142,7 +147,8 @@ def count_case(case: Case) -> Model:
     launches = sum(LAYER_LAUNCHES[k] + rounded for k in kinds) + AROUND
     kept = [s for s in sizes.cache_specs(spec, DTYPE, "", 1 << 30) if s is not None]
     token = tuple((sizes.token_bytes(s), getattr(s, "window", 0)) for s in kept)  # type: ignore[arg-type]
-    return Model(spec, matrices, launches, token)
+    dependent = sum(LAYER_DEPENDENT[k] + rounded for k in kinds) if case.dependent else 0
+    return Model(spec, matrices, launches, token, dependent)
 
 
 def multiplies(format: WeightFormat) -> bool:
@@ -214,7 +220,8 @@ def predict_scores(made: Model, tokens: int, rates: Rates) -> float:
 
 def predict_gaps(made: Model) -> float:
     count = len(made.matrices)
-    return PRODUCT_GAP * count + LAUNCH_GAP * max(0, made.launches - count)
+    saved = (LAUNCH_GAP - DEPENDENT_GAP) * made.dependent
+    return PRODUCT_GAP * count + LAUNCH_GAP * max(0, made.launches - count) - saved
 
 
 def predict_step(case: Case, seqs: int, context: float, rates: Rates, choose: Choose) -> float:
@@ -306,13 +313,14 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=0, metavar="N", help="only so many")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="round the weights")
     parser.add_argument("--scaled", action="store_true", help="int4 with scaled_codes")
+    parser.add_argument("--dependent", action="store_true", help="with dependent_launch")
     parser.add_argument("--arch", default="sm_90", help="architecture whose tiles count (default %(default)s)")
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before each new one (default %(default)s)")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="with the ceilings of this run, not an H100's")
     args = parser.parse_args()
     said = json.loads(args.summary.read_text())["parts"]["smoke"]["figures"]["ceilings"] if args.summary else None
     try:
-        case = Case(args.shape, args.layers, args.quantization or "", scaled=args.scaled)
+        case = Case(args.shape, args.layers, args.quantization or "", scaled=args.scaled, dependent=args.dependent)
         print(format_table(case, args.context, Rates.of(said), read_tiles(args.arch)))
     except ValueError as e:
         parser.error(str(e))

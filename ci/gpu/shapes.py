@@ -65,18 +65,21 @@ SHAPES: dict[str, dict[str, Any]] = {
 window and all tokens, from the first on; its family says so where the configuration does not."""
 QUANTIZATIONS = ("fp8", "int4", "mxfp4")
 """Methods of --quantization that figures may have."""
+SETTINGS = {"scaled": "scaled_codes", "variant": "", "dependent": "dependent_launch"}
+"""Fields of a case that are on or off, in the order of labels -> their option in `additional_config`, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """What figures are of. layers: as many as run, 0 for all. variant: with kernels that need not be batch-invariant too.
-    scaled: with `scaled_codes`, which int4 has two ways for."""
+    scaled: with `scaled_codes`, which int4 has two ways for. dependent: with `dependent_launch`."""
 
     shape: str
     layers: int = 0
     quantization: str = ""
     variant: bool = False
     scaled: bool = False
+    dependent: bool = False
 
     @property
     def all_layers(self) -> int:
@@ -86,8 +89,13 @@ class Case:
     def label(self) -> str:
         """ "qwen3-30b-a3b 12/48 layers", "llama-8b fp8": the beginning of the names of all its figures."""
         cut = [f"{self.layers}/{self.all_layers} layers"] if self.layers else []
-        words = [self.quantization, "scaled" if self.scaled else "", "variant" if self.variant else ""]
+        words = [self.quantization, *(name for name in SETTINGS if getattr(self, name))]
         return " ".join([self.shape, *cut, *filter(None, words)])
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """`additional_config` of an engine of this case."""
+        return {option: True for name, option in SETTINGS.items() if option and getattr(self, name)}
 
     def config(self) -> dict[str, Any]:
         """The configuration, with as many layers as run. ValueError if the shape has fewer."""
@@ -108,7 +116,7 @@ def parse(label: str) -> Case | None:
     cut = re.fullmatch(r"(\d+)/\d+", words[0]) if words[1:2] == ["layers"] else None
     layers, words = (int(cut[1]), words[2:]) if cut else (0, words)
     quantization = next((w for w in words if w in QUANTIZATIONS), "")
-    case = Case(shape, layers, quantization, "variant" in words, "scaled" in words)
+    case = Case(shape, layers, quantization, **{name: name in words for name in SETTINGS})
     return case if case.label == label else None
 
 

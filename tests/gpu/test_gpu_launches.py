@@ -15,9 +15,11 @@ from gpu_scripts import FOLDER, ROOT, script
 pytest.importorskip("triton")
 
 
-def _count_launches(shape: str, out: Path) -> dict[str, Any]:
+def _count_launches(shape: str, out: Path, *more: str) -> dict[str, Any]:
     """What the script found of one shape."""
-    command = [sys.executable, str(FOLDER / "launches.py"), "--shapes", shape, "--rounds", "1", "--output-json", str(out)]
+    command = [
+        sys.executable, str(FOLDER / "launches.py"), "--shapes", shape, "--rounds", "1", "--output-json", str(out), *more
+    ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(out.read_text())["shapes"][shape]
@@ -32,6 +34,15 @@ def test_launches_of_a_layer_are_counted_for_a_gpu_that_is_not_here(tmp_path: Pa
         assert found[name]["of_layer"]["triton turn_and_store"] == 1
     assert [name for name, f in found.items() if f["graph"]] == ["decode 1", "decode 64", "mixed 16 + 240"]
     assert all(f["launches"] == (1 if f["graph"] else f["eager_launches"]) for f in found.values())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("shape", "kind"), [("tiny", "dense"), ("tiny-moe", "experts")])
+def test_every_triton_launch_of_a_layer_is_dependent_where_the_option_says_so(shape: str, kind: str, tmp_path: Path) -> None:
+    found = _count_launches(shape, tmp_path / "launches.json", "--dependent")["decode 1"]["of_layer"]
+    triton = {name: n for name, n in found.items() if name.startswith("triton")}
+    assert all(name.endswith("(dependent)") for name in triton), triton
+    assert sum(triton.values()) == script("predict").LAYER_DEPENDENT[kind]
 
 
 @pytest.mark.nightly
@@ -61,3 +72,16 @@ def test_casts_and_copies_count_as_launches_and_views_do_not() -> None:
         assert not operations.seen
         x.to(torch.int32), x.t().contiguous()
     assert operations.seen == {"torch to": 1, "torch contiguous": 1}
+
+
+def test_a_dependent_launch_waits_before_its_first_access_to_memory() -> None:
+    compiled = script("compile")
+    norm = next(k for k in compiled.library("sm_90", dependent_launch=True).kernels if k.op == "rms_norm")
+    (launch,) = compiled.record(lambda: norm.run(compiled.meta(3, 256), compiled.meta(256), eps=1e-6), "norm")
+    assert launch.options["launch_pdl"]
+    assert compiled.compile_one(launch, "sm_90").problems == []
+    never = compiled.Launch("never", launch.kernel, launch.arguments | {"DEPENDENT": False}, launch.options)
+    assert compiled.compile_one(never, "sm_90").problems == ["a dependent launch without griddepcontrol.wait"]
+    late = "ld.param.b64 %rd1;\nld.global.v4.b32 {%r1}, [%rd1];\ngriddepcontrol.wait;\n"
+    assert compiled.find_early_access(late) == "accesses memory before griddepcontrol.wait: ld.global"
+    assert compiled.find_early_access("griddepcontrol.wait;\ncp.async.cg.shared.global [%r1], [%rd1];\n") is None

@@ -16,7 +16,10 @@ FIRST = [
     "smoke", "rows", "checks", "measure 8b", "kit exact attention", "kit exact linear", "attention tiles",
     "measure 8b int4", "measure 30b-a3b", "measure 8b fp8",
 ]  # fmt: skip
-SECOND = ["measure 8b int4 scaled", "measure 8b variant", "products", "ncu", "measure gpt-oss", "sanitizer", "starts 1b"]
+SECOND = [
+    "measure 8b dependent", "measure 30b-a3b dependent", "measure 8b int4 scaled", "measure 8b variant", "products", "ncu",
+    "measure gpt-oss", "sanitizer", "starts 1b",
+]  # fmt: skip
 LONG = [
     "smoke", "rows", "checks", "kit exact attention", "kit exact linear", "kit no split k", "measure 1b", "measure 8b",
     "starts 1b", "tiles", "load", "kit rest 1", "kit rest 2", "measure 1b variant", "measure 8b variant", "starts 8b", "sweep",
@@ -30,7 +33,14 @@ def test_twelve_minutes_are_two_commands_in_order_of_value(tmp_path: Path) -> No
     assert script("plans").BUDGETS["quick"] == (560, 240)
     judges = {"smoke", "rows", "checks", "kit exact attention", "kit exact linear"}
     assert {p.name for p in made.values() if p.judges} == judges
-    assert {p.name for p in made.values() if p.lead} == {"attention tiles", "products", "ncu", "sanitizer"}
+    assert {p.name for p in made.values() if p.lead} == {
+        "attention tiles",
+        "measure 8b dependent",
+        "measure 30b-a3b dependent",
+        "products",
+        "ncu",
+        "sanitizer",
+    }
     for command, budget in ((1, 560), (2, 240)):  # every part that is worth starting has room
         assert sum(p.least for p in made.values() if p.command == command) <= budget - script("machine").RESERVE
 
@@ -49,6 +59,10 @@ def test_the_quick_plan_has_the_sizes_of_its_page(tmp_path: Path) -> None:
     assert {"--quantization=int4", "--scaled"} <= set(made["measure 8b int4 scaled"].words)
     plain, scaled = (made[f"measure 8b int4{more}"].wanted for more in ("", " scaled"))
     assert scaled == tuple(name.replace("int4:", "int4 scaled:") for name in plain)  # a pair of figures each
+    for model, label in (("8b", "llama-8b"), ("30b-a3b", "qwen3-30b-a3b 12/48 layers")):
+        pair = {name.replace(f"{label} dependent:", f"{label}:") for name in made[f"measure {model} dependent"].wanted}
+        assert pair <= set(made[f"measure {model}"].wanted), model
+        assert "--dependent" in made[f"measure {model} dependent"].words
     assert {f"llama-8b fp8: step {n}" for n in (1, 64, 256)} <= set(made["measure 8b fp8"].wanted)
     assert {"gpt-oss-20b 4/24 layers: step 64"} <= set(made["measure gpt-oss"].wanted)
     assert "--tools=memcheck" in made["sanitizer"].words
@@ -84,7 +98,7 @@ def test_every_script_of_a_plan_exists_and_understands_its_options(plan: str, tm
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("sys.argv", part.words[1:])
             args = measure._arguments()
-        case = script("shapes").Case(args.shapes[0], args.layers, args.quantization or "", args.variant, args.scaled)
+        case = measure.read_case(args, args.shapes[0])
         assert {case.named(f) for f in args.figures} == set(part.wanted)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from gpu_scripts import FOLDER, script
@@ -52,6 +53,11 @@ def test_weights_and_launches_are_counted_from_the_spec() -> None:
     forms = (predict.count_case(Case("llama-8b", 0, "int4", scaled=s)) for s in (False, True))
     sums, scaled = (predict.predict_products(made, 2048, 1, rates, choose) for made in forms)
     assert scaled < 0.8 * sums  # larger tiles read inputs from the L2 cache less often
+    for case, name in ((Case("llama-8b"), "dense"), (Case("qwen3-30b-a3b"), "experts")):
+        later = replace(case, dependent=True)
+        steps = [predict.predict_step(c, 1, 208, rates, choose) for c in (case, later)]
+        each = predict.LAUNCH_GAP - predict.DEPENDENT_GAP
+        assert steps[0] - steps[1] == pytest.approx(each * predict.LAYER_DEPENDENT[name] * case.all_layers)
     (up,) = {m for m in experts.matrices if m.experts and m.cols == 1536}
     one, many = (predict.predict_product(up, rows, rates, choose) for rows in (1, 64))
     assert one * rates.weights == pytest.approx(up.bytes * 8 / 128)  # of one token the experts that it chooses

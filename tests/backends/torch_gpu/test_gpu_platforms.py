@@ -164,6 +164,25 @@ def test_scaled_codes_are_an_option(tmp_path: Path, on: bool) -> None:
     assert claim == (["triton-int4-scaled", "triton-int4"] if on else ["triton-int4", "triton-int4-scaled"])
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_dependent_launches_are_an_option(tmp_path: Path, on: bool) -> None:
+    """Every launch of a layer has it, whose kernel waits before it reads."""
+    pytest.importorskip("triton")
+    folder = torch_folder(tmp_path, cuda="13.0")
+    nvidia(tmp_path, "NVIDIA H200")
+    driver = FakeDriver([opened("NVIDIA H200", "sm_90", 141), opened("NVIDIA A100", "sm_80", 80)])
+    platform = CudaPlatform(tmp_path, folder, driver).with_options(GpuOptions(dependent_launch=on))
+    kernels = [k for k in platform.open(Place()).kernels if k.name == "triton" and k.op in ("rms_norm", "route", "linear")]
+    assert len(kernels) == 3
+    assert {k.run.args[0].dependent for k in kernels} == {on}  # type: ignore[attr-defined]
+    older = platform.with_options(GpuOptions(device=1, dependent_launch=on))
+    if not on:
+        older.open(Place())
+        return
+    with pytest.raises(DeviceError, match=r"additional_config: dependent_launch requires .*sm_90 or later, not sm_80"):
+        older.open(Place())
+
+
 def test_a_container_that_hides_the_names_still_has_its_cards(tmp_path: Path) -> None:
     write(tmp_path, "dev/nvidia0")
     write(tmp_path, "dev/nvidiactl")

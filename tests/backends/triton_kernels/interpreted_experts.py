@@ -78,7 +78,7 @@ def test_pairs_lie_by_expert_in_their_order_and_tiles_have_one_expert(
         monkeypatch.setattr(groups, "MOST_RANKED", 0)
     drawn = np.random.default_rng(tokens).integers(0, experts + (each == 1), (tokens, each))
     ids = torch.from_numpy(drawn.astype(np.int32))
-    for got, want in zip(groups.assign(ids, experts, m), _assign_by_sorting(ids, experts, m), strict=True):
+    for got, want in zip(groups.assign(tiles("interpret"), ids, experts, m), _assign_by_sorting(ids, experts, m), strict=True):
         assert got.tolist() == want.tolist()
 
 

@@ -6,7 +6,6 @@ values are missing, so nothing may look at one.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thalweg.backends.eager import to_torch
-from thalweg.backends.torch_gpu.library import KernelSet, assemble, triton
+from thalweg.backends.torch_gpu.library import KernelSet, assemble, triton_with
 from thalweg.backends.torch_gpu.staging import views
 from thalweg.backends.triton_kernels import cross_compile
 from thalweg.errors import DeviceError
@@ -132,7 +131,7 @@ class CompileOnlyPlatform(Platform):
 
     def open(self, place: Place) -> Device:
         options = self._base.options
-        kernels = partial(triton, row_tiles=options.row_tiles, scaled_codes=options.scaled_codes)
+        kernels = triton_with(options, self._arch)
         parts = assemble(self._arch, self._base.vendors(), kernels, unshown=options.unshown_products)
         for source, why in parts.absent:
             if source == "triton":

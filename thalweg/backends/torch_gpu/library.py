@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from thalweg.backends.torch_gpu import scaled
 from thalweg.backends.torch_gpu.attention import BlockAttention, GatherAttention
@@ -17,10 +17,15 @@ from thalweg.backends.torch_native.elementwise import ELEMENTWISE
 from thalweg.backends.torch_native.encoder import TorchEncoderAttention
 from thalweg.backends.torch_native.indexer import INDEXER
 from thalweg.backends.torch_native.recurrence import RECURRENCE
+from thalweg.backends.triton_kernels.tiles import refuse_dependent_launch
+from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import Array, StepBatch, StepShape
+
+if TYPE_CHECKING:
+    from thalweg.backends.torch_gpu.platform import GpuOptions
 
 COMPILED_OPS = (
     "linear", "rms_norm", "add_rms_norm", "rope", "act_and_mul", "resolve_tokens", "history_write", "penalties", "bad_words",
@@ -149,17 +154,28 @@ def missing(op: str, name: str, why: str) -> Kernel:
     return Kernel(op, name, run, supports)
 
 
-def triton(arch: str, row_tiles: bool = True, scaled_codes: bool = False) -> KernelSet:
-    """The shared Triton library. row_tiles, scaled_codes: see `GpuOptions`."""
+def triton(
+    arch: str, row_tiles: bool = True, scaled_codes: bool = False, dependent_launch: bool = False
+) -> KernelSet:  # fmt: skip
+    """The shared Triton library. row_tiles, scaled_codes, dependent_launch: see `GpuOptions`."""
     from thalweg.backends.triton_kernels import library
 
     try:
-        made = library(arch, row_tiles, scaled_codes)
+        made = library(arch, row_tiles, scaled_codes, dependent_launch)
     except ImportError as e:
         raise ImportError(f"{e.name or e} is not installed") from e
     except ValueError as e:
         raise RuntimeError(str(e)) from e
     return KernelSet(made.kernels, made.attention)
+
+
+def triton_with(options: GpuOptions, arch: str) -> Source:
+    """`triton` with these options. DeviceError for one that the architecture does not have."""
+    if options.dependent_launch and (why := refuse_dependent_launch(arch)):
+        raise DeviceError(f"additional_config: dependent_launch {why}; leave it out")
+    return functools.partial(
+        triton, row_tiles=options.row_tiles, scaled_codes=options.scaled_codes, dependent_launch=options.dependent_launch
+    )
 
 
 def matrix_library(arch: str, unshown: bool = False) -> KernelSet:

@@ -10,7 +10,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, get_args
@@ -96,6 +95,9 @@ class GpuOptions:
     scaled_codes: bool = False
     """4-bit integers in groups of 32 or 64 are multiplied by their scales before the product, and rounded, as in the op.
     Prompts have larger tiles then. Steps of few sequences do more work. No device has measured it."""
+    dependent_launch: bool = False
+    """Triton's launches of a layer start before the launch ahead of them ends, and wait for it on the device. NVIDIA, sm_90 and
+    later. No device has measured it."""
     unshown_products: bool = False
     """Take cuBLASLt without split sums for batch-invariant where that has not been shown: for the test that shows it."""
 
@@ -310,7 +312,7 @@ class GpuPlatform(Platform):
         if problem:
             raise DeviceError(f"device: {self.name}: {problem}")
         from thalweg.backends.torch_gpu.device import GpuDevice
-        from thalweg.backends.torch_gpu.library import assemble, triton
+        from thalweg.backends.torch_gpu.library import assemble, triton_with
 
         driver = self.driver()
         index = options.device if place.world == 1 else place.devices[0]
@@ -318,7 +320,7 @@ class GpuPlatform(Platform):
         parts = assemble(
             seen.arch,
             self.vendors(),
-            partial(triton, row_tiles=options.row_tiles, scaled_codes=options.scaled_codes),
+            triton_with(options, seen.arch),
             unshown=options.unshown_products,
         )
         for source, why in parts.absent:

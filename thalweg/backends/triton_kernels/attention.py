@@ -17,6 +17,7 @@ import triton
 from torch import Tensor
 
 from thalweg.backends.triton_kernels import paged
+from thalweg.backends.triton_kernels.dependent import declare_dependence
 from thalweg.backends.triton_kernels.prologue import turn_and_store
 from thalweg.backends.triton_kernels.tiles import AttentionTile, TileSizes
 from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
@@ -193,7 +194,7 @@ class TritonPagedAttention(AttentionBackend):
             cos_sin.stride(0), table.stride(0), table.shape[1], prologue.eps or 0.0, prologue.offset, Q_HEADS=spec.heads,
             HEADS=spec.kv_heads, DIM=spec.head_dim, HALF=prologue.rotary_dim // 2, INTERLEAVED=prologue.interleaved,
             NORM=prologue.eps is not None, OFFSET=prologue.offset != 0.0, SIZE=cache.size, HELD=cache.held,
-            NATIVE=self._tiles.float8, ROWS=per, BLOCK=block, num_warps=warps,
+            NATIVE=self._tiles.float8, ROWS=per, BLOCK=block, num_warps=warps, **declare_dependence(self._tiles),
         )  # fmt: skip
         return self._attend(out, kv, batch, group, spec, sinks), kv
 
@@ -279,7 +280,7 @@ class TritonPagedAttention(AttentionBackend):
             k, v, cache.codes, cache.scales, table, batch.token_seq, batch.positions, batch.slots, tokens, k.stride(0),
             k.stride(1), v.stride(0), v.stride(1), table.stride(0), table.shape[1], HEADS=heads, DIM=dim, LATENT=latent,
             SIZE=cache.size, HELD=cache.held, NATIVE=self._tiles.float8, ROWS=rows, HEADS_PAD=_pad(heads),
-            BLOCK=_pad(dim, 16), num_warps=4,
+            BLOCK=_pad(dim, 16), num_warps=4, **declare_dependence(self._tiles),
         )  # fmt: skip
 
     def _launch(
@@ -307,13 +308,14 @@ class TritonPagedAttention(AttentionBackend):
             TILED=tiles is not None, DECODE=decode, SPLIT=split, JOIN=exact, PARTS=parts, HELD=cache.held,
             NATIVE=self._tiles.float8, SINKS=spec.sinks, PRECISION="ieee", M=fit.rows, KEYS=fit.keys, BLOCK=_pad(width, 16),
             REST=_pad(spec.head_dim - width, 16) if spec.head_dim > width else 0, num_warps=fit.warps,
-            num_stages=fit.stages, enable_fp_fusion=not exact,
+            num_stages=fit.stages, enable_fp_fusion=not exact, **declare_dependence(self._tiles),
         )  # fmt: skip
         if parts:
             rows = min(4, _pad(spec.heads))
             paged.join[(tokens, triton.cdiv(spec.heads, rows))](
                 part, part_ml, sinks, out, *where, spans, HEADS=spec.heads, DIM=width, WINDOW=spec.window, DECODE=decode,
                 SPLIT=split, SINKS=spec.sinks, ROWS=rows, BLOCK=_pad(width, 16), num_warps=4, enable_fp_fusion=not exact,
+                **declare_dependence(self._tiles),
             )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.backends.triton_kernels.tiles import RowTiles, TileSizes
+from thalweg.backends.triton_kernels.dependent import declare_dependence, wait_for_launches
+from thalweg.backends.triton_kernels.tiles import TileSizes
 from thalweg.hal.op import Kernel
 
 WIDEST = 65536
@@ -19,9 +20,10 @@ WIDEST = 65536
 @triton.jit(do_not_specialize=["rows"])
 def _norm(
     x, residual, weight, out, total, rows, inner, x_outer, x_inner, r_outer, r_inner, width, eps, offset,
-    ADD: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ADD: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of rms_norm, or of add_rms_norm. Row r of x starts at r // inner * x_outer + r % inner * x_inner."""
+    wait_for_launches(DEPENDENT)
     r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     c = tl.arange(0, BLOCK)
     ok = (r < rows)[:, None] & (c < width)[None, :]
@@ -48,10 +50,11 @@ def _norm(
 def _rope(
     q, k, positions, cos_sin, q_out, k_out, tokens, q_token, q_head, k_token, k_head, angles,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """ROWS (token, head) pairs, the heads of q before those of k. HALF: pairs that rotate. REST: elements that do
     not."""
+    wait_for_launches(DEPENDENT)
     heads: tl.constexpr = Q_HEADS + K_HEADS
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     token, head = row // heads, row % heads
@@ -100,8 +103,11 @@ def activate(gate, ACT: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _gate(x, out, rows, stride, width, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _gate(
+    x, out, rows, stride, width, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):  # fmt: skip
     """ROWS x BLOCK elements of act(first half) * second half."""
+    wait_for_launches(DEPENDENT)
     r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ok = (r < rows)[:, None] & (c < width)[None, :]
@@ -126,7 +132,7 @@ def _places(x: Tensor) -> tuple[Tensor, int, int, int]:
 
 
 def _run_norm(
-    t: RowTiles, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float
+    t: TileSizes, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float
 ) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -140,26 +146,27 @@ def _run_norm(
         residual, r_in, r_outer, r_inner = _places(residual)
         if r_in != inner:
             raise ValueError(f"add_rms_norm: x {tuple(x.shape)} and residual {tuple(residual.shape)} differ")
-    per, block, warps = t.split(width)
+    per, block, warps = t.rows.split(width)
     _norm[(triton.cdiv(rows, per),)](
         x, x if residual is None else residual, weight, out, total, rows, inner, outer_stride, inner_stride, r_outer, r_inner,
         width, eps, offset, ADD=residual is not None, OFFSET=offset != 0.0, ROWS=per, BLOCK=block, num_warps=warps,
+        **declare_dependence(t),
     )  # fmt: skip
     return out, total
 
 
-def rms_norm(t: RowTiles, x: Tensor, weight: Tensor | None = None, *, eps: float, offset: float = 0.0) -> Tensor:
+def rms_norm(t: TileSizes, x: Tensor, weight: Tensor | None = None, *, eps: float, offset: float = 0.0) -> Tensor:
     return _run_norm(t, x, None, x.new_ones(x.shape[-1]) if weight is None else weight, eps, offset)[0]
 
 
 def add_rms_norm(
-    t: RowTiles, x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0
+    t: TileSizes, x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     return _run_norm(t, x, residual, weight, eps, offset)
 
 
 def rope(
-    t: RowTiles, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, *, rotary_dim: int, interleaved: bool = False
+    t: TileSizes, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, *, rotary_dim: int, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
     tokens, q_heads, dim = q.shape
     k_heads, half = k.shape[1], rotary_dim // 2
@@ -168,26 +175,28 @@ def rope(
     rows = tokens * (q_heads + k_heads)
     if rows == 0:
         return out[0], out[1]
-    per, block, warps = t.split(half)
+    per, block, warps = t.rows.split(half)
     rest = dim - rotary_dim
     _rope[(triton.cdiv(rows, per),)](
         q, k, positions, cos_sin, *out, tokens, q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos_sin.stride(0),
         Q_HEADS=q_heads, K_HEADS=k_heads, DIM=dim, HALF=half, INTERLEAVED=interleaved, ROWS=per, BLOCK=block,
-        REST=triton.next_power_of_2(rest) if rest else 0, num_warps=warps,
+        REST=triton.next_power_of_2(rest) if rest else 0, num_warps=warps, **declare_dependence(t),
     )  # fmt: skip
     return out[0], out[1]
 
 
-def act_and_mul(t: RowTiles, x: Tensor, *, act: str = "silu") -> Tensor:
+def act_and_mul(t: TileSizes, x: Tensor, *, act: str = "silu") -> Tensor:
     width = x.shape[-1] // 2
     flat = x.reshape(-1, 2 * width)
     out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
     rows = flat.shape[0]
     if rows == 0:
         return out
-    per, block, warps = t.split(min(width, t.elements))
+    per, block, warps = t.rows.split(min(width, t.rows.elements))
     grid = (triton.cdiv(rows, per), triton.cdiv(width, block))
-    _gate[grid](flat, out, rows, flat.stride(0), width, ACT=act, ROWS=per, BLOCK=block, num_warps=warps)
+    _gate[grid](
+        flat, out, rows, flat.stride(0), width, ACT=act, ROWS=per, BLOCK=block, num_warps=warps, **declare_dependence(t)
+    )  # fmt: skip
     return out
 
 
@@ -205,8 +214,8 @@ def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     """The kernels of this module with the tile sizes `t`."""
     part = functools.partial
     return (
-        Kernel("rms_norm", "triton", part(rms_norm, t.rows), supports=_norm_fits, batch_invariant=True),
-        Kernel("add_rms_norm", "triton", part(add_rms_norm, t.rows), supports=_norm_fits, batch_invariant=True),
-        Kernel("rope", "triton", part(rope, t.rows), supports=_float_dtype, batch_invariant=True),
-        Kernel("act_and_mul", "triton", part(act_and_mul, t.rows), supports=_float_dtype, batch_invariant=True),
+        Kernel("rms_norm", "triton", part(rms_norm, t), supports=_norm_fits, batch_invariant=True),
+        Kernel("add_rms_norm", "triton", part(add_rms_norm, t), supports=_norm_fits, batch_invariant=True),
+        Kernel("rope", "triton", part(rope, t), supports=_float_dtype, batch_invariant=True),
+        Kernel("act_and_mul", "triton", part(act_and_mul, t), supports=_float_dtype, batch_invariant=True),
     )

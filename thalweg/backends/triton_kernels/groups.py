@@ -9,6 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thalweg.backends.triton_kernels.dependent import declare_dependence, wait_for_launches
+from thalweg.backends.triton_kernels.tiles import TileSizes
+
 MOST_RANKED = 16384
 """Most pairs with places found by comparing each with each. More are sorted."""
 _BLOCK = 32
@@ -29,11 +32,12 @@ class Groups(NamedTuple):
 @triton.jit(do_not_specialize=["count", "blocks"])
 def _rank_and_count(
     ids, slots, pairs, counts, count, blocks, k, slot_count, RANK: tl.constexpr, SLOTTED: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The first `blocks` programs put BLOCK pairs where they belong: after those of lower experts, and those of the same
     that come before. SLOTTED: those of one expert by slots [pairs / k], of slot_count. Each of the others counts the pairs of
     one expert."""
+    wait_for_launches(DEPENDENT)
     n = tl.program_id(0)
     if n < blocks:
         if RANK:
@@ -73,8 +77,10 @@ def _cut(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: where the pairs and the tiles of each expert begin, and the expert of each tile."""
+    wait_for_launches(DEPENDENT)
     e = tl.arange(0, BLOCK)
     each = tl.load(counts + e, mask=e < E, other=0)
     end = tl.cumsum(each, 0)
@@ -89,7 +95,9 @@ def _cut(
         tl.store(tile_expert + t, tl.sum(passed.to(tl.int32), 1), mask=t < tiles)
 
 
-def assign(ids: Tensor, experts: int, m: int, slots: Tensor | None = None, slot_count: int = 1) -> Groups:
+def assign(
+    tiles: TileSizes, ids: Tensor, experts: int, m: int, slots: Tensor | None = None, slot_count: int = 1
+) -> Groups:  # fmt: skip
     """Groups of the pairs ids i32[T, k] (or [T]), with tiles of m rows. Ids of `experts` or more have no expert. slots i32[T]:
     below slot_count, and pairs of one expert lie in their order."""
     flat = ids.reshape(-1)
@@ -104,10 +112,10 @@ def assign(ids: Tensor, experts: int, m: int, slots: Tensor | None = None, slot_
     blocks = triton.cdiv(count, _BLOCK) if ranked else 0
     _rank_and_count[(blocks + experts,)](
         flat, flat if slots is None else slots, pairs, counts, count, blocks, ids.shape[-1], slot_count, RANK=ranked,
-        SLOTTED=slots is not None, BLOCK=_BLOCK, CHUNK=_CHUNK, num_warps=4,
+        SLOTTED=slots is not None, BLOCK=_BLOCK, CHUNK=_CHUNK, num_warps=4, **declare_dependence(tiles),
     )  # fmt: skip
     _cut[(1,)](
         counts, starts, ends, firsts, owner, most, E=experts, ROWS=m, BLOCK=max(16, triton.next_power_of_2(experts)), CHUNK=32,
-        num_warps=4,
+        num_warps=4, **declare_dependence(tiles),
     )  # fmt: skip
     return Groups(starts, ends, firsts, pairs, owner)

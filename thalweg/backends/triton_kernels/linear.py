@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thalweg.backends.triton_kernels.dependent import declare_dependence, wait_for_launches
 from thalweg.backends.triton_kernels.tiles import TileSizes
 from thalweg.hal.op import Kernel
 
@@ -18,10 +19,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 @triton.jit(do_not_specialize=["rows"])
 def _product(
     x, weight, bias, out, rows, width, cols, x_row, w_row, BIAS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """M x N of x [rows, width] @ weight [cols, width].T. Programs that share columns are neighbours, so that a tile of the
     weight is read from memory once."""
+    wait_for_launches(DEPENDENT)
     i = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     j = (tl.program_id(1) * N + tl.arange(0, N)).to(tl.int64)
     k = tl.arange(0, K)
@@ -55,7 +57,7 @@ def linear(tiles: TileSizes, x: Tensor, weight: Tensor, bias: Tensor | None = No
         _product[grid](
             flat, weight, weight if bias is None else bias, out, rows, width, cols, flat.stride(0), weight.stride(0),
             BIAS=bias is not None, EVEN=width % k == 0, PRECISION="ieee", M=t.rows, N=t.cols, K=k, num_warps=t.warps,
-            num_stages=t.stages,
+            num_stages=t.stages, **declare_dependence(tiles),
         )  # fmt: skip
     return out.view(*x.shape[:-1], cols)
 

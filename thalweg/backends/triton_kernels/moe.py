@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.backends.triton_kernels import fours, groups, lora_experts, quantised
+from thalweg.backends.triton_kernels.dependent import declare_dependence, wait_for_launches
 from thalweg.backends.triton_kernels.elementwise import activate
 from thalweg.backends.triton_kernels.linear import DTYPES
 from thalweg.backends.triton_kernels.lora_experts import ExpertAdapters, add_low_rank
@@ -31,9 +32,10 @@ _ALPHA = tl.constexpr(OAI_ALPHA)
 def _route(
     logits, bias, ids, weights, tokens, row, scale, E: tl.constexpr, K: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr,
     NORMAL: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BEST: tl.constexpr, BLOCK: tl.constexpr,
-    SLOTS: tl.constexpr,
+    SLOTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One token."""
+    wait_for_launches(DEPENDENT)
     t = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BLOCK)
     there = e < E
@@ -126,10 +128,11 @@ def up(
     ranks, rank, x_row, bias, E: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, BIAS: tl.constexpr,
     ADAPTED: tl.constexpr, HELD: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr,
     ZEROS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """act(gate) * up of one tile of pairs, N columns: x [T, width], weight [E * 2 ffn, width], out [pairs, ffn]. BIAS: bias
     [E * 2 ffn] is added to gate and up. ADAPTED: so are products with b [slots, E, rank, 2 ffn] (`add_low_rank`)."""
+    wait_for_launches(DEPENDENT)
     e, pair, ok = _expert_of(starts, ends, firsts, pairs, tile_expert, M, E)
     if e >= E:
         return
@@ -172,9 +175,11 @@ def down(
     ranks, rank, E: tl.constexpr, ADAPTED: tl.constexpr, HELD: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
     SCALED: tl.constexpr, ZEROS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr,
     PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """x [pairs, width] through weight [E * hidden, width]: out [pairs, hidden]. ADAPTED: as in `up`, b
     [slots, E, rank, hidden]."""
+    wait_for_launches(DEPENDENT)
     e, pair, ok = _expert_of(starts, ends, firsts, pairs, tile_expert, M, E)
     if e >= E:
         return
@@ -197,9 +202,11 @@ def down(
 @triton.jit
 def _together(
     y, weights, ids, bias, out, hidden, E: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out[t] = the sum of weights[t, i] * y[t, i], in the order of i. BIAS: y[t, i] gets bias[ids[t, i]] of bias
     [E, hidden]. An id of E adds nothing, and has no y."""
+    wait_for_launches(DEPENDENT)
     t = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros([BLOCK], tl.float32)
@@ -214,8 +221,8 @@ def _together(
 
 
 def route(
-    logits: Tensor, bias: Tensor | None = None, *, k: int, scores: str, renormalise: bool, scale: float = 1.0, groups: int = 1,
-    top_groups: int = 1, group_best: int = 2,
+    tiles: TileSizes, logits: Tensor, bias: Tensor | None = None, *, k: int, scores: str, renormalise: bool, scale: float = 1.0,
+    groups: int = 1, top_groups: int = 1, group_best: int = 2,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     tokens, count = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -226,6 +233,7 @@ def route(
             logits, logits if bias is None else bias, ids, weights, tokens, logits.stride(0), float(scale), E=count, K=k,
             SIGMOID=scores == "sigmoid", BIAS=bias is not None, NORMAL=renormalise, GROUPS=groups, TOP=top_groups,
             BEST=group_best, BLOCK=triton.next_power_of_2(count), SLOTS=triton.next_power_of_2(k), num_warps=1,
+            **declare_dependence(tiles),
         )  # fmt: skip
     return ids, weights
 
@@ -252,12 +260,13 @@ def experts(
         pairs = max(pairs, fours.CHAINED)
     t = _choose_tile(tiles, kinds, pairs, exact, x.dtype)
     by = () if adapters is None else (adapters.slots, adapters.ranks.shape[0])
-    work = groups.assign(ids, experts, t.rows, *by)
+    work = groups.assign(tiles, ids, experts, t.rows, *by)
     middle = torch.empty((tokens * k, ffn), dtype=x.dtype, device=x.device)
     y = torch.empty((tokens * k, hidden), dtype=x.dtype, device=x.device)
     same = {
         "E": experts, "NATIVE": tiles.float8, "PAIRED": tiles.paired, "PRECISION": "ieee", "M": t.rows, "N": t.cols,
         "HELD": lora_experts.ranks_at_once(adapters), "STAGES": t.stages, "num_warps": t.warps, "num_stages": t.stages,
+        **declare_dependence(tiles),
     }  # fmt: skip
 
     def launch(kernel, x: Tensor, kind: str, w: dict[str, Tensor], group: int, out: Tensor, *more: Any, **given: Any) -> None:
@@ -284,7 +293,7 @@ def experts(
     block = min(1024, triton.next_power_of_2(hidden))
     _together[(tokens, triton.cdiv(hidden, block))](
         y, weights.contiguous(), ids.contiguous(), y if down_bias is None else down_bias, out, hidden, E=experts, K=k,
-        BIAS=down_bias is not None, BLOCK=block, num_warps=4,
+        BIAS=down_bias is not None, BLOCK=block, num_warps=4, **declare_dependence(tiles),
     )  # fmt: skip
     return out
 
@@ -383,7 +392,7 @@ def _few(spec) -> str | None:
 
 def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     part = functools.partial
-    found = [Kernel("route", "triton", route, supports=_few, batch_invariant=True)]
+    found = [Kernel("route", "triton", part(route, t), supports=_few, batch_invariant=True)]
     for (name, kind), exact in itertools.product((*KINDS.items(), ("triton-mixed", "")), (False, True)):
         label, pack = name if exact else f"{name}-variant", Pack(part(_pack if kind else _pack_mixed, t))
         run, adapted = (part(f, t, kind, exact) for f in (experts, adapted_experts))

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from thalweg.backends.triton_kernels import codes
+from thalweg.backends.triton_kernels.dependent import wait_for_launches
 
 
 @triton.jit
@@ -38,10 +39,11 @@ def _put(x, kv, scale, ok, put, put_scale, HELD: tl.constexpr, NATIVE: tl.conste
 def store(
     k, v, kv, scales, table, token_seq, positions, slots, tokens, k_token, k_head, v_token, v_head, table_row, table_width,
     HEADS: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, SIZE: tl.constexpr, HELD: tl.constexpr,
-    NATIVE: tl.constexpr, ROWS: tl.constexpr, HEADS_PAD: tl.constexpr, BLOCK: tl.constexpr,
+    NATIVE: tl.constexpr, ROWS: tl.constexpr, HEADS_PAD: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Keys and (unless LATENT) values of ROWS tokens into kv, those of the scratch slot into block 0. kv's blocks are
     [2, SIZE, HEADS, DIM] (LATENT: 1). Of int8 (HELD) scales [2, SIZE, HEADS] follow."""
+    wait_for_launches(DEPENDENT)
     i = tl.arange(0, ROWS * HEADS_PAD)
     t, head = (tl.program_id(0) * ROWS + i // HEADS_PAD).to(tl.int64), i % HEADS_PAD
     there = (t < tokens) & (head < HEADS)
@@ -228,7 +230,7 @@ def attend(
     SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, TILED: tl.constexpr, DECODE: tl.constexpr,
     SPLIT: tl.constexpr, JOIN: tl.constexpr, PARTS: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr,
     SINKS: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
-    REST: tl.constexpr,
+    REST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One tile of query rows of the SHARE heads of program 1, which share a KV head.
 
@@ -236,6 +238,7 @@ def attend(
     at most DECODE query tokens. PARTS: program 2 is one span of SPLIT keys, and leaves (m, sum) and acc in part_ml and part.
     Otherwise all keys are this program's, in spans of SPLIT that it joins (JOIN), or in one.
     """
+    wait_for_launches(DEPENDENT)
     width: tl.constexpr = LATENT if LATENT > 0 else DIM
     per_tile: tl.constexpr = M // SHARE
     kv_head = 0 if LATENT > 0 else tl.program_id(1)
@@ -304,9 +307,10 @@ def attend(
 def join(
     part, part_ml, sinks, out, slots, context, query, last_row, spans,
     HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, DECODE: tl.constexpr, SPLIT: tl.constexpr,
-    SINKS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    SINKS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Joins the spans of ROWS heads of one query token, first to last, as `attend` does where it joins. DIM: of values."""
+    wait_for_launches(DEPENDENT)
     seq, first = (tl.program_id(0) // DECODE).to(tl.int64), tl.program_id(0) % DECODE
     new = tl.load(query + seq)
     if (new > DECODE) | (first >= new):

@@ -4,6 +4,7 @@ written into the cache. Rounds where `ops.rms_norm` and `ops.rope` round."""
 import triton
 import triton.language as tl
 
+from thalweg.backends.triton_kernels.dependent import wait_for_launches
 from thalweg.backends.triton_kernels.paged import _put
 
 
@@ -31,10 +32,11 @@ def turn_and_store(
     k_token, k_head, v_token, v_head, angles, table_row, table_width, eps, offset,
     Q_HEADS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr, OFFSET: tl.constexpr, SIZE: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """ROWS (token, head) pairs: a token's heads of q, then of k, then of v. Those of q go to q_out [T, Q_HEADS, DIM], others
     into kv, as `paged.store` puts them. HALF: pairs that rotate."""
+    wait_for_launches(DEPENDENT)
     heads: tl.constexpr = Q_HEADS + 2 * HEADS
     dtype: tl.constexpr = q.dtype.element_ty
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from thalweg.backends.triton_kernels import codes, fours
 from thalweg.backends.triton_kernels.codes import to_e8m0, without_negative_zero
+from thalweg.backends.triton_kernels.dependent import declare_dependence, wait_for_launches
 from thalweg.backends.triton_kernels.fours import SUMMED, each
 from thalweg.backends.triton_kernels.linear import DTYPES
 from thalweg.backends.triton_kernels.tiles import FOURS, ProductTile, TileSizes
@@ -129,11 +130,12 @@ def product(
     KIND: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, CODES: tl.constexpr, EVEN: tl.constexpr,
     INTEGER: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr,
     PRECISION: tl.constexpr, SLICE: tl.constexpr, SHARED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    STAGES: tl.constexpr, UNROLL: tl.constexpr,
+    STAGES: tl.constexpr, UNROLL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """M x N of x [rows, width] (SCALED: codes, times x_scales [rows]) @ weight.T + bias. SLICE: inputs of a separate sum, 0 =
     all. SHARED: a slice for each program of the grid's third axis, through parts float32 [slices, tiles, N, M] and done int32
     [tiles], which counts the finished slices and is zero before and after. There is one tile of rows."""
+    wait_for_launches(DEPENDENT)
     i = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     j = (tl.program_id(1) * N + tl.arange(0, N)).to(tl.int64)
     i_ok, j_ok = i < rows, j < cols
@@ -201,10 +203,11 @@ def _code(x, scale, INTEGER: tl.constexpr, NATIVE: tl.constexpr):
 @triton.jit
 def _round(
     x, out, scales, width, x_row, INTEGER: tl.constexpr, NATIVE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One row of x to codes and the scale for their values as read. WHOLE: a block holds the row, which is then read once.
     PARTS: programs of a row. Each finds the scale, and makes its part of the codes."""
+    wait_for_launches(DEPENDENT)
     r = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     if WHOLE:
@@ -246,7 +249,7 @@ def round_rows(tiles: TileSizes, x: Tensor, act: str) -> tuple[Tensor, Tensor]:
     parts = PARTS if rows <= FEW_ROWS and block >= width and block >= PARTS * warps * 64 else 1
     _round[(rows, parts)](
         x, out, scales, width, x.stride(0), INTEGER=act == "int8", NATIVE=tiles.float8, WHOLE=block >= width, BLOCK=block,
-        PARTS=parts, num_warps=warps,
+        PARTS=parts, num_warps=warps, **declare_dependence(tiles),
     )  # fmt: skip
     return out, scales
 
@@ -288,6 +291,7 @@ def linear(
         CODES=act == "float8_e4m3fn", EVEN=width % (k * unroll) == 0, INTEGER=act == "int8", SCALED=bool(act),
         BIAS=bias is not None, NATIVE=tiles.float8, PAIRED=tiles.paired, PRECISION="ieee", SLICE=length, SHARED=shared,
         M=t.rows, N=t.cols, K=k, STAGES=t.stages, UNROLL=unroll, num_warps=t.warps, num_stages=t.stages,
+        **declare_dependence(tiles),
     )  # fmt: skip
     return out.view(*x.shape[:-1], cols)
 

@@ -169,7 +169,8 @@ class TileSizes:
     """All tile sizes of one architecture. shared: bytes of shared memory one program may use. scalar: most rows,
     columns and keys of a tile of float32 products. No matrix unit makes those exactly, and the scalar instructions
     are all unrolled. float8: the 8-bit float that it converts and multiplies itself, float8_e4m3fn or
-    float8_e4m3fnuz. "" = none. paired: NVIDIA's instructions for two numbers of 16 bits serve bfloat16 too."""
+    float8_e4m3fnuz. "" = none. paired: NVIDIA's instructions for two numbers of 16 bits serve bfloat16 too. dependent:
+    launches of a layer start before the launch ahead of them ends (`dependent`)."""
 
     arch: str
     shared: int
@@ -180,12 +181,25 @@ class TileSizes:
     attention: AttentionTiles
     product: ProductTiles
     vocab: VocabTiles
+    dependent: bool = False
 
 
 def of_any_rows(t: TileSizes) -> TileSizes:
     """The same with one tile for products of any number of rows, and for exact attention over prompts that of decodes."""
     product = replace(t.product, dense=(), int8=(), float8=(), codes=(), four=(), grouped=(), scaled=(), experts=())
     return replace(t, product=product, attention=replace(t.attention, exact_prefill=t.attention.exact))
+
+
+DEPENDENT = 90
+"""The first of NVIDIA's architectures with programmatic dependent launch."""
+
+
+def refuse_dependent_launch(arch: str) -> str | None:
+    """None, or why a launch of this architecture cannot start before the one ahead of it ends."""
+    family, number = _parts(arch)
+    return (
+        None if family == "sm" and number >= DEPENDENT else f"requires an NVIDIA GPU with sm_{DEPENDENT} or later, not {arch}"
+    )
 
 
 PAIRED = 80
@@ -231,10 +245,11 @@ def tiles(arch: str) -> TileSizes:
 def _read(kind: Any, data: dict[str, Any], where: str) -> Any:
     kinds = {k.__name__: k for k in (RowTiles, AttentionTiles, LatentTiles, AttentionTile, ProductTiles, VocabTiles)}
     names = {f.name for f in fields(kind)}
-    if set(data) != names:
+    needed = {f.name for f in fields(kind) if f.default is MISSING}
+    if not needed <= set(data) <= names:
         raise ValueError(f"{where}: fields {sorted(data)}, expected {sorted(names)}")
     made = {}
-    for f in fields(kind):
+    for f in (f for f in fields(kind) if f.name in data):
         inner, value, at = kinds.get(str(f.type)), data[f.name], f"{where}: {f.name}"
         if f.type == "tuple[ProductTile, ...]":
             made[f.name] = tuple(_read_shape(each, f"{at}[{i}]") for i, each in enumerate(value))
