@@ -123,6 +123,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
         classifier with a single class scores them as trained."""
         if self.pooling is None:
             return ("transcription",) if self.speech else ("generate", "transcription") if self.transcribes else ("generate",)
+        if self.pooling.task == "transcription":
+            return ("transcription",)
         each = self.pooling.each
         if self.pooling.task == "classify":
             return (*(() if each else ("classify", "score")[: 1 + (self.pooling.size == 1)]), "token_classify")

@@ -153,6 +153,14 @@ PARTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
 }  # fmt: skip
 """model_type of the whole -> part -> sizes specific to this class's encoders."""
+_PARAKEET = {
+    "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 8, "num_mel_bins": 80, "intermediate_size": 4096,
+}  # fmt: skip
+ENCODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    **dict.fromkeys(("parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"), ("encoder_config", _PARAKEET)),
+}
+"""model_type of a model that is an encoder and a head -> (the encoder's part, sizes that it omits). The encoder's sizes are the
+model's. Its prompts are one placeholder."""
 THINKER = "thinker_config"
 """Key in models with audio output: the part that generates text from text, images and audio."""
 RETRIEVER = "vlm_config"
@@ -202,9 +210,20 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     for key in ("layers_block_type", "hybrid_override_pattern"):
         if isinstance(config.get(key), list | str):
             config.setdefault("num_hidden_layers", len(config[key]))
+    if kind in ENCODERS:
+        config = _encoder_sizes(config, *ENCODERS[kind])
     if isinstance(config.get(LIMITS), list | tuple):
         config[LIMITS] = [None if _endless(value) else value for value in config[LIMITS]]
     return {**ABSENT.get(kind, {}), **config}
+
+
+def _encoder_sizes(config: dict[str, Any], part: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    inside = config.get(part)
+    if not isinstance(inside, dict):
+        return config
+    inside = {**sizes, **inside}
+    common = {key: inside[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    return {**common, "max_position_embeddings": 1, **config, part: inside}
 
 
 def _inner_ends(config: Mapping[str, Any]) -> list[Any]:

@@ -44,7 +44,7 @@ def spectrum(wave: np.ndarray, bins: int, *, transform: int = WINDOW, htk: bool 
     padded = np.pad(wave, WINDOW // 2, mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP][:frames]
     shape = np.hanning(WINDOW + 1)[:-1]
-    filters = _filters(bins, transform, htk)
+    filters = mel_filters(bins, transform, htk)
     power = np.concatenate([
         (np.abs(np.fft.rfft(windows[at : at + FRAMES] * shape, transform)) ** 2) @ filters for at in range(0, frames, FRAMES)
     ])  # fmt: skip
@@ -54,7 +54,7 @@ def spectrum(wave: np.ndarray, bins: int, *, transform: int = WINDOW, htk: bool 
 
 
 @cache
-def _filters(bins: int, transform: int, htk: bool) -> np.ndarray:
+def mel_filters(bins: int, transform: int, htk: bool) -> np.ndarray:
     """f64[transform // 2 + 1, bins]: triangles evenly spaced in mel."""
     if htk:
         edges = 700 * (10 ** (np.linspace(0.0, 2595 * np.log10(1 + RATE / 1400), bins + 2) / 2595) - 1)

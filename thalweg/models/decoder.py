@@ -45,6 +45,7 @@ from thalweg.models.layers.waveform import WaveformEncoder
 from thalweg.models.stages import names_elsewhere, parts_before, parts_behind
 from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.conformer import Conformer
+from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.sam import SamEncoder
 from thalweg.models.vision.tower import VisionEncoder
 from thalweg.models.weights import ParamSpec, Weight
@@ -79,15 +80,19 @@ _ENDS = (
     _End("dense", lambda s: (s.pooling and s.pooling.dense) or None, lambda ctx, s, part, w: DenseModules(ctx, part, w)),
     _End("lexical", lambda s: s.pooling and s.pooling.lexical, lambda ctx, s, part, w: WordWeights(ctx, part, s.hidden, w)),
     _End("vision", lambda s: s.vision, lambda ctx, s, part, w: _vision_encoder(part)(ctx, part, w, Block)),
-    _End("audio", lambda s: s.audio, lambda ctx, s, part, w: _audio_encoder(part)(ctx, part, w, Block)),
+    _End("audio", lambda s: s.audio, lambda ctx, s, part, w: AUDIO[type(part)](ctx, part, w, Block)),
     _End(
         "speech", lambda s: s.speech, lambda ctx, s, part, w: _speech_encoder(part)(replace(ctx, adapters=None), part, w, Block)
     ),
 )
 
 
-def _audio_encoder(part: Any) -> type[AudioEncoder | Conformer]:
-    return Conformer if isinstance(part, spec.ConformerSpec) else AudioEncoder
+AUDIO: Mapping[type, Callable[..., Any]] = {
+    spec.AudioSpec: AudioEncoder,
+    spec.ConformerSpec: Conformer,
+    spec.FastConformerSpec: FastConformer,
+}
+"""Declaration of an audio encoder -> the encoder."""
 
 
 def _vision_encoder(part: Any) -> type[VisionEncoder | SamEncoder]:

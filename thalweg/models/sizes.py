@@ -165,6 +165,8 @@ def kv_groups(
         groups.append(
             KVSpec(kind.kind, tokens, sum(each[i] for i in layers), layers, window, top, isinstance(kind, RowsSpec), spare)
         )
+    if not groups:  # an encoder is the whole model: sequences are known by blocks without bytes
+        groups.append(KVSpec("encoder", block_tokens, 0, ()))
     return tuple(groups)
 
 
@@ -229,7 +231,7 @@ def step_sizes(
     encoder = spec.source_encoder
     layers = [*spec.layers, *(encoder.layers if encoder else ())]
     heads, kv_heads, head_dim = max(
-        (mixer.widths for each in layers for mixer in each.mixers), key=lambda w: (w[0] + 2 * w[1]) * w[2]
+        (mixer.widths for each in layers for mixer in each.mixers), key=lambda w: (w[0] + 2 * w[1]) * w[2], default=(1, 1, 1)
     )
     return StepSizes(
         tokens=max(tokens, encoder.frames if encoder else 0), seqs=seqs, max_len=max_len, hidden=wide,

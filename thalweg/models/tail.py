@@ -132,6 +132,8 @@ class Pooling:
     """Word weights computed for every token before pooling."""
     encoded: bool = False
     """The result of an image is the vector of its encoder. Such a prompt is its placeholder."""
+    transcribes: bool = False
+    """The result is the transcript of a clip (`models.spec.transcript`)."""
     fills: bool = False
     """Texts are filled up with padding tokens, which other tokens see, to the longest length."""
 

@@ -14,6 +14,7 @@ from thalweg.hal.step import Params, StateBox, Step
 from thalweg.media.kinds.base import MediaKind
 from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.conformer import Conformer
+from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.sam import SamEncoder
 from thalweg.models.vision.tower import VisionEncoder
 
@@ -26,7 +27,7 @@ TOGETHER = 1 << 14
 class EncoderNetwork:
     """An encoder of the model, and its executables. Kinds of media may share one."""
 
-    model: VisionEncoder | SamEncoder | AudioEncoder | Conformer
+    model: VisionEncoder | SamEncoder | AudioEncoder | Conformer | FastConformer
     params: Params
     state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
     carried: dict[str, Any] = field(default_factory=dict, init=False)

@@ -13,6 +13,7 @@ from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.audio_processors.base import AudioProcessor
 from thalweg.media.audio_processors.granite_speech import granite_speech
+from thalweg.media.audio_processors.parakeet import parakeet
 from thalweg.media.mel import HOP, RATE, WINDOW
 from thalweg.media.processors.base import FILE, outer
 
@@ -118,6 +119,9 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "GlmAsrForConditionalGeneration": _glm_asr,
     "GraniteSpeechForConditionalGeneration": granite_speech,
     "MusicFlamingoForConditionalGeneration": _music_flamingo,
+    "ParakeetForCTC": parakeet,
+    "ParakeetForRNNT": parakeet,
+    "ParakeetForTDT": parakeet,
     "Qwen2_5OmniForConditionalGeneration": _qwen2_5_omni,
     "Qwen2_5OmniModel": _qwen2_5_omni,
     "Qwen2AudioForConditionalGeneration": _qwen2_audio,
@@ -128,14 +132,18 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
 """`architectures` entry of config.json -> the function that builds its audio processor."""
 
 
+OTHER_SPECTRA = frozenset({granite_speech, parakeet})
+"""Those that check the settings of spectra themselves."""
+
+
 def load_audio_processor(config: Config, path: Path) -> AudioProcessor | None:
     """The audio processor of the model in this directory. None: no audio input. CheckpointError or UnsupportedModelError."""
     read = AUDIO_PROCESSORS.get(architecture(config))
     if read is None or config.get("language_model_only") or not ({"audio_config", "encoder_config"} & outer(config).keys()):
         return None
     said = _read_settings(folder(path))
-    if read is granite_speech:  # with other windows than the rest
-        return granite_speech(config, said)
+    if read in OTHER_SPECTRA:
+        return read(config, said)
     for key, ours in (("sampling_rate", RATE), ("hop_length", HOP), ("n_fft", WINDOW)):
         if said.get(key, ours) != ours:
             raise UnsupportedModelError(f"{FILE}: {key}: {said[key]!r:.40} is not supported by this version; supported: {ours}")

@@ -19,6 +19,7 @@ from thalweg.models.spec.conformer import ConformerSpec, QFormerSpec
 from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
+from thalweg.models.spec.fastconformer import FastConformerSpec
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
 from thalweg.models.spec.hyper import HyperConnection, HyperStreams
 from thalweg.models.spec.indexer import Indexer
@@ -47,6 +48,7 @@ from thalweg.models.spec.shortcut import ShortcutMoE
 from thalweg.models.spec.sparse import SparseMLP
 from thalweg.models.spec.speech import SpeechEncoder
 from thalweg.models.spec.text_encoder import TextEncoder
+from thalweg.models.spec.transcript import CTCHead, TranscriptHead, TransducerHead
 from thalweg.models.spec.vision import AttentionPoolSpec, ProjectorSpec, VisionSpec
 from thalweg.models.spec.waveform import WaveformEncoder
 from thalweg.models.spec.xielu import XieluMLP
@@ -62,6 +64,7 @@ __all__ = [
     "AttentionPoolSpec",
     "AudioSpec",
     "BlockSparseAttention",
+    "CTCHead",
     "ClipReaderSpec",
     "CompressedAttention",
     "ConformerSpec",
@@ -70,6 +73,7 @@ __all__ = [
     "DeltaNet",
     "DisentangledAttention",
     "Distances",
+    "FastConformerSpec",
     "GatedRecurrence",
     "GatedResidual",
     "GatedStreams",
@@ -120,6 +124,8 @@ __all__ = [
     "SpeechEncoder",
     "Streams",
     "TextEncoder",
+    "TranscriptHead",
+    "TransducerHead",
     "UngatedMLP",
     "VisionSpec",
     "WaveformEncoder",

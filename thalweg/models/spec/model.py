@@ -11,6 +11,7 @@ from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.audio import AudioSpec
 from thalweg.models.spec.conformer import ConformerSpec
 from thalweg.models.spec.disentangled import Distances
+from thalweg.models.spec.fastconformer import FastConformerSpec
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
 from thalweg.models.spec.hyper import HyperConnection, HyperStreams
 from thalweg.models.spec.norm import AnyNorm, Norms
@@ -175,13 +176,14 @@ class ModelSpec:
     root: str = "model."
     layer: str = "layers.{}."
     embed: str = "embed_tokens"
+    """"" = no file has it: tokens are placeholders."""
     table_rows: int = 0
     """Rows of the stored embedding, of which the first `vocab` are loaded. 0 = as many."""
     head: str = "lm_head"
     names: Names = field(default_factory=Names)
     adapter: Adapter | None = None
     """The addition to its matrices."""
-    audio: AudioSpec | ConformerSpec | None = None
+    audio: AudioSpec | ConformerSpec | FastConformerSpec | None = None
     """The audio encoder. Its vectors replace placeholders of a prompt."""
     vision: VisionSpec | SamSpec | None = None
     """The vision encoder; None: the model is text-only."""
@@ -205,7 +207,7 @@ class ModelSpec:
         """Every parameter, by the keys that loaded parameters have."""
         table = f"{self.root}{self.embed}"
         numbers = self.numbers or range(len(self.layers))
-        rows = Source(f"{table}.weight", (self.vocab, self.hidden), rows=self.table_rows)
+        rows = Source(f"{table}.weight", (self.vocab, self.hidden), rows=self.table_rows, absent=not self.embed)
         made: dict[str, Any] = {
             "embed": {"weight": Weight((rows,), 1, "embedding")},
             "layers": {

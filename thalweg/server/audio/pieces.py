@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.responses import Response
+
+from thalweg.server.audio.protocol import AudioRequest
+from thalweg.server.audio.recognizer import WindowedAudio
 from thalweg.server.audio.tokens import STEP, WhisperTokens
 from thalweg.server.audio.words import TimedWord, split_words
+from thalweg.server.http.answer import respond
 from thalweg.text.tokenizer import Tokenizer
 
 
@@ -98,6 +104,26 @@ def list_words(pieces: Iterable[TranscriptSegment]) -> list[dict[str, Any]]:
         for word in piece.words or ()
         if word.text.strip()
     ]
+
+
+def write_timed(
+    found: Sequence[TranscriptSegment], request: AudioRequest, heard: WindowedAudio, task: str, temperature: float
+) -> Response:
+    """The answer in a format with times."""
+    form, asked = request.response_format, request.granularities
+    if form in ("srt", "vtt"):
+        return Response(srt(found) if form == "srt" else vtt(found), media_type="text/plain")
+    return respond({
+        "task": task, "language": heard.language, "duration": round(heard.seconds, 3),
+        "text": "".join(p.text for p in found).strip(),
+        "words": list_words(found) if "word" in asked else None,
+        "segments": None if asked == {"word"} else verbose(found, temperature),
+        "usage": write_usage(heard),
+    })  # fmt: skip
+
+
+def write_usage(heard: WindowedAudio) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(heard.seconds)}
 
 
 def srt(pieces: Iterable[TranscriptSegment]) -> str:

@@ -21,10 +21,13 @@ from thalweg.errors import RequestError
 from thalweg.media.audio_windows import windows
 from thalweg.media.mel import RATE
 from thalweg.outputs import RequestOutput
+from thalweg.server.audio.clips import PARAMS, ClipRecognizer, ClipReply
 from thalweg.server.audio.protocol import AudioRequest
-from thalweg.server.audio.recognizer import Recognizer
+from thalweg.server.audio.recognizer import Recognizer, WindowedAudio
 from thalweg.server.audio.transcriptions import build_params, open_recognizer
+from thalweg.server.core.admission import Ticket
 from thalweg.server.core.job import GenerationJob
+from thalweg.server.core.pooled import PoolingJob
 from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
 from thalweg.server.errors import ApiError
@@ -229,6 +232,9 @@ class RealtimeSession:
             heard = await self.recognizer.prepare(request, sound, "transcribe", ticket)
             if heard.language:
                 fields["language"] = heard.language
+            if isinstance(self.recognizer, ClipRecognizer):
+                await self._transcribe_clip(self.recognizer, request, heard, ticket)
+                return
             job = GenerationJob(
                 id=f"rt-{uuid.uuid4().hex}", model=serving.model_name(request.model), created=int(time.time()),
                 prompts=heard.prompts, params=build_params(self.recognizer, request, heard), priority=0, ticket=ticket,
@@ -243,6 +249,20 @@ class RealtimeSession:
             self._tokens[0] += job.prompt_tokens
         finally:
             ticket.close()
+
+    async def _transcribe_clip(
+        self, recognizer: ClipRecognizer, request: AudioRequest, heard: WindowedAudio, ticket: Ticket
+    ) -> None:
+        job = PoolingJob(
+            id=f"rt-{uuid.uuid4().hex}", model=self.serving.model_name(request.model), created=int(time.time()),
+            prompts=heard.prompts, params=PARAMS, priority=0, ticket=ticket,
+        )  # fmt: skip
+        reply = ClipReply(self.serving, job, recognizer, request, heard, self._text)
+        async with aclosing(reply.deltas()) as deltas:
+            async for delta in deltas:
+                await self._send("transcription.delta", delta=delta)
+        self._text = reply.text
+        self._tokens[0] += job.prompt_tokens
 
     async def _send(self, kind: str, **fields: Any) -> None:
         await self._socket.write(orjson.dumps({"type": kind, **fields}))

@@ -4,7 +4,6 @@ and independently."""
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from thalweg.outputs import RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.audio import pieces
 from thalweg.server.audio.chat import ChatRecognizer
+from thalweg.server.audio.clips import ClipRecognizer, answer_clip
 from thalweg.server.audio.plain import PlainRecognizer
 from thalweg.server.audio.protocol import AudioRequest, check, fields_of
 from thalweg.server.audio.recognizer import Recognizer, WindowedAudio
@@ -41,7 +41,10 @@ async def translations(serving: Serving, http: Request) -> Response:
 
 def open_recognizer(serving: Serving) -> Recognizer:
     """For `Serving.own`."""
-    speech = serving.engine.config.model.speech
+    model = serving.engine.config.model
+    if model.pooling is not None:
+        return ClipRecognizer(serving)
+    speech = model.speech
     kind = ChatRecognizer if speech is None else PlainRecognizer if speech.start else WhisperRecognizer
     return kind(serving)
 
@@ -62,6 +65,8 @@ async def _answer(serving: Serving, http: Request, task: str) -> Response:
     heard = await or_disconnect(http.receive, ear.prepare(request, sound, task, ticket))
     if heard is None:
         return Response(status_code=499)
+    if isinstance(ear, ClipRecognizer):
+        return await answer_clip(serving, http, ear, request, heard, ticket)
     params = build_params(ear, request, heard)
     job = serving.job("trsc" if task == "transcribe" else "trsl", http, request, heard.prompts, params, ticket)
     reply = TranscriptReply(serving, job, ear, request, heard, task)
@@ -105,7 +110,7 @@ class TranscriptReply(TurnReply):
         if self.request.has_timestamps:
             assert isinstance(self.ear, WhisperRecognizer)
             found = await TimedTranscript(self.ear, self.job, self.request, self.heard).transcribe()
-            return self._write_timed(found)
+            return pieces.write_timed(found, self.request, self.heard, self.task, self.job.params.temperature)
         outputs = await self.serving.run(self.job)
         texts = [f.push(o.outputs[0].text) + f.finish() for f, o in zip(self._filters, outputs, strict=True)]
         text = ""
@@ -116,22 +121,8 @@ class TranscriptReply(TurnReply):
             return Response(text + "\n", media_type="text/plain")
         return respond({"text": text, "usage": self._usage()})
 
-    def _write_timed(self, found: list[pieces.TranscriptSegment]) -> Response:
-        form, asked = self.request.response_format, self.request.granularities
-        if form == "srt":
-            return Response(pieces.srt(found), media_type="text/plain")
-        if form == "vtt":
-            return Response(pieces.vtt(found), media_type="text/plain")
-        return respond({
-            "task": self.task, "language": self.heard.language, "duration": round(self.heard.seconds, 3),
-            "text": "".join(p.text for p in found).strip(),
-            "words": pieces.list_words(found) if "word" in asked else None,
-            "segments": None if asked == {"word"} else pieces.verbose(found, self.job.params.temperature),
-            "usage": self._usage(),
-        })  # fmt: skip
-
     def _usage(self) -> dict[str, Any]:
-        return {"type": "duration", "seconds": math.ceil(self.heard.seconds)}
+        return pieces.write_usage(self.heard)
 
     def write(self, i: int, output: RequestOutput) -> Iterator[bytes]:
         """Windows in order: text of a later one waits until the earlier ones end."""

@@ -15,7 +15,7 @@ NEEDED = {
     "embed": "a model that gives vectors: a text encoder such as BERT, or one that generates, served with --runner pooling",
     "classify": "a model with a head that classifies (...ForSequenceClassification)",
     "score": "a reranker (...ForSequenceClassification with one class), or a model that gives vectors",
-    "transcription": "a speech recognition model, such as Whisper, Voxtral or Qwen3-ASR",
+    "transcription": "a speech recognition model, such as Whisper, Parakeet or Qwen3-ASR",
     "pool": "a model that gives vectors or classes",
 }
 """Needed ability of a route -> the models that have it."""
@@ -23,8 +23,8 @@ NEEDED = {
 
 def able(serving: Serving, needs: str) -> bool:
     """Can the model do what a route needs?"""
-    tasks = serving.engine.config.model.tasks
-    return not needs or needs in tasks or (needs == "pool" and serving.engine.config.model.pooling is not None)
+    tasks, pooling = serving.engine.config.model.tasks, serving.engine.config.model.pooling
+    return not needs or needs in tasks or (needs == "pool" and pooling is not None and pooling.task != "transcription")
 
 
 def refusal(path: str, needs: str, instead: Sequence[str]) -> ApiError:

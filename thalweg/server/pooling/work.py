@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import orjson
@@ -15,13 +14,13 @@ from thalweg.engine.client.media import MEDIA
 from thalweg.engine.client.pairs import ScoredItem, media_pair_prompt, pair_prompts
 from thalweg.engine.client.rankings import Rankings
 from thalweg.media.kinds import name_kinds
-from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput
 from thalweg.params import PoolingParams
-from thalweg.server.core.adapters import explain_lost, find_lost
 from thalweg.server.core.admission import Ticket
-from thalweg.server.core.job import AcceptedJob
+from thalweg.server.core.pooled import Output as Output
+from thalweg.server.core.pooled import PoolingJob as PoolingJob
+from thalweg.server.core.pooled import run as run
 from thalweg.server.core.request import ChatFields
-from thalweg.server.core.serving import Serving, closing
+from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import or_disconnect
 from thalweg.server.http.middleware import current_scope, tenant_of
@@ -29,17 +28,10 @@ from thalweg.server.pooling.protocol import InputRequest, PoolingRequestBase
 from thalweg.text import cut
 from thalweg.text.cut import TokenizedText, Truncation
 
-Output = PoolingRequestOutput[PoolingOutput]
 R = TypeVar("R", bound=PoolingRequestBase)
 T = TypeVar("T")
 HEAVY = 65_536
 """Numbers of an answer; more are written on a thread, which lets others run between one result and the next."""
-
-
-class PoolingJob(AcceptedJob, frozen=True, kw_only=True):
-    """Prompts to pool."""
-
-    params: PoolingParams
 
 
 async def read(serving: Serving, http: Http, kind: type[R]) -> tuple[R, Ticket]:
@@ -229,39 +221,6 @@ def job(
     """A job from its parts; its whole cost is charged."""
     serving.engine.check_pooling(params)
     return serving.accept(PoolingJob, kind, http, request, prompts, params, ticket)
-
-
-async def run(serving: Serving, work: PoolingJob) -> list[Output]:
-    """Every prompt's output, in order. The first failure cancels the rest."""
-    if len(work.prompts) == 1:
-        return [await _one(serving, work, 0)]
-    tasks = [asyncio.create_task(_one(serving, work, i)) for i in range(len(work.prompts))]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _one(serving: Serving, work: PoolingJob, i: int) -> Output:
-    prompt = work.prompts[i]
-    turn = serving.admission.turn(work.ticket, 1, len(prompt["prompt_token_ids"]), work.priority)
-    async with AsyncExitStack() as held:
-        with serving.adapters.queue(work.adapter):
-            await held.enter_async_context(turn)
-        request_id = held.enter_context(serving.under_way(work.id))
-        stream = serving.engine.encode(prompt, work.params, request_id, priority=work.priority, lora_request=work.lora_request)
-        try:
-            with explain_lost():
-                output = await anext(stream)
-        finally:
-            await stream.aclose()
-    if output.error == ABORTED and serving.lifecycle.cutting:
-        raise closing()
-    if output.error is not None:
-        raise find_lost(output.error) or ApiError(output.error, status=500)
-    return output
 
 
 # ------------------------------------------------------------------ answers

@@ -80,8 +80,9 @@ def _pooling(spec: ModelSpec) -> PoolingConfig | None:
     tail = spec.pooling
     if tail is None:
         return None
+    task = "transcription" if tail.transcribes else "embed" if tail.classes is None else "classify"
     return PoolingConfig(
-        task="embed" if tail.classes is None else "classify", mode=tail.mode, activation=tail.activation,
+        task=task, mode=tail.mode, activation=tail.activation,
         activate=tail.activate, size=spec.result,
         labels=() if tail.classes is None else tail.classes.labels, dimensions=tail.dimensions, types=spec.types,
         form=tail.form, prompts=dict(tail.prompts), caches=resolve.in_chunks(spec), each=tail.each,

@@ -1,0 +1,15 @@
+"""Models that only transcribe: an audio encoder whose result is a transcript. Their prompts are placeholders of clips."""
+
+from __future__ import annotations
+
+from thalweg.models.spec import FastConformerSpec, ModelSpec, Names
+from thalweg.models.spec.transcript import transcript_width
+from thalweg.models.tail import Pooling
+
+
+def transcriber(encoder: FastConformerSpec, tokens: int, skip: tuple[str, ...] = ()) -> ModelSpec:
+    """tokens: of the longest transcript. skip: prefixes of tensors that are not read."""
+    return ModelSpec(
+        vocab=1, hidden=transcript_width(tokens), layers=(), norm=None, root="", embed="",
+        names=Names(skip=skip), audio=encoder, pooling=Pooling("last", activate=False, encoded=True, transcribes=True),
+    )  # fmt: skip

@@ -1,0 +1,119 @@
+"""FastConformer (Rekesh et al. 2023, https://arxiv.org/abs/2305.05084): convolutions that join eight frames of a spectrum, and
+conformer layers with relative positions (Dai et al. 2019, https://arxiv.org/abs/1901.02860)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.models.spec.norm import LayerNorm
+from thalweg.models.spec.transcript import TranscriptHead, pointwise
+from thalweg.models.spec.vision import plain
+from thalweg.models.weights import Source, Weight, Weights, linear, vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastConformerSpec:
+    bins: int
+    """Of the spectrum."""
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+    act: str
+    bias: bool
+    """Of attention and feed-forward parts."""
+    kernel: int
+    """Frames of a layer's convolution."""
+    conv_bias: bool
+    channels: int
+    """Of the convolutions before the layers."""
+    taps: int
+    """Kernel size of these, along both axes."""
+    stride: int
+    halvings: int
+    """Convolutions with a stride."""
+    scale: float
+    """Of the layers' input."""
+    frames: int
+    """Of the longest clip, after the convolutions."""
+    head: TranscriptHead | None
+    """None: the states are the result."""
+    eps: float = 1e-5
+    root: str = "encoder."
+
+    @property
+    def width(self) -> int:
+        """As of `VisionSpec`."""
+        return 1
+
+    @property
+    def pad(self) -> int:
+        """Zeros on each side of a convolution."""
+        return (self.taps - 1) // 2
+
+    def count_frames(self, frames: int) -> int:
+        """Frames after the convolutions."""
+        for _ in range(self.halvings):
+            frames = (frames + 2 * self.pad - self.taps) // self.stride + 1
+        return frames
+
+    def norm(self, name: str) -> LayerNorm:
+        return LayerNorm(name, self.hidden, self.eps)
+
+    def weights(self, hidden: int) -> Weights:
+        """hidden: unused, as the result is a transcript. Parameters are whole on each rank, in the model's dtype."""
+        at, n, c = f"{self.root}subsampling.", self.hidden, self.channels
+        convs: dict[int, Any] = {0: self._conv(f"{at}layers.0", 1, c, self.taps)}
+        for i in range(1, self.halvings):
+            convs[2 * i - 1] = self._conv(f"{at}layers.{3 * i - 1}", 1, c, self.taps)
+            convs[2 * i] = self._conv(f"{at}layers.{3 * i}", c, c, 1)
+        made: dict[str, Any] = {
+            "convs": convs,
+            "enter": linear({f"{at}linear": n}, c * (self.bins // self.stride**self.halvings), shard=0, bias=True),
+            "layers": {i: self._layer(f"{self.root}layers.{i}.") for i in range(self.layers)},
+        }
+        if self.head is not None:
+            made["head"] = self.head.weights(n)
+        return plain(made)
+
+    @staticmethod
+    def _conv(name: str, inputs: int, outputs: int, taps: int) -> dict[str, Weight]:
+        return {
+            "kernel": Weight((Source(f"{name}.weight", (outputs, inputs, taps, taps)),)),
+            "bias": vector(f"{name}.bias", outputs),
+        }  # fmt: skip
+
+    def _layer(self, at: str) -> Weights:
+        n, c = self.hidden, f"{at}conv."
+        made: dict[str, Any] = {
+            f"ff{i}": {
+                "norm": self.norm(f"norm_feed_forward{i}").weights(at),
+                "up": linear({f"{at}feed_forward{i}.linear1": self.inner}, n, shard=0, bias=self.bias),
+                "down": linear({f"{at}feed_forward{i}.linear2": n}, self.inner, shard=0, bias=self.bias),
+            }
+            for i in (1, 2)
+        }
+        a = f"{at}self_attn."
+        parts = {f"{a}{x}_proj": n for x in "qkv"}
+        made["attn"] = {
+            "norm": self.norm("norm_self_att").weights(at),
+            "qkv": linear(parts, n, shard=0, bias=self.bias),
+            "out": linear({f"{a}o_proj": n}, n, shard=0, bias=self.bias),
+            "far": linear({f"{a}relative_k_proj": n}, n, shard=0),
+            "content": Weight((Source(f"{a}bias_u", (self.heads, n // self.heads)),)),
+            "place": Weight((Source(f"{a}bias_v", (self.heads, n // self.heads)),)),
+        }
+        depth: dict[str, Any] = {"kernel": Weight((Source(f"{c}depthwise_conv.weight", (n, 1, self.kernel)),))}
+        made["conv"] = {
+            "norm": self.norm("norm_conv").weights(at),
+            "up": pointwise(f"{c}pointwise_conv1", n, 2 * n, self.conv_bias),
+            "depth": depth | ({"bias": vector(f"{c}depthwise_conv.bias", n)} if self.conv_bias else {}),
+            "batch": {
+                key: vector(f"{c}norm.{name}", n)
+                for key, name in (("weight", "weight"), ("bias", "bias"), ("mean", "running_mean"), ("var", "running_var"))
+            },
+            "down": pointwise(f"{c}pointwise_conv2", n, n, self.conv_bias),
+        }
+        made["norm"] = self.norm("norm_out").weights(at)
+        return made
