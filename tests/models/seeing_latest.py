@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seeing_parts import Seeing, config
+from seeing_parts import HALVES, MROPE, QWEN, Seeing, config
 
 GLM_5 = {
     "kv_lora_rank": 32, "q_lora_rank": 40, "qk_nope_head_dim": 24, "v_head_dim": 20, "n_routed_experts": 8, "n_group": 2,
@@ -13,6 +13,16 @@ GLM_5 = {
     "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "indexed_attention", "indexed_attention"],
     "indexer_types": ["full", "full", "full", "full", "shared"],
     "mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse"],
+}  # fmt: skip
+QWEN_4 = {
+    "num_hidden_layers": 3, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20, "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 3, "hc_count": 3, "hc_lowrank": 10, "ple_layer_ids": [1, 3], "ple_embed_dim": 32,
+    "heads_per_ngram": 2, "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4,
+    "indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 20, "indexer_budget": 12,
+    "indexer_compress_ratio": 4, "output_gate_type": "sigmoid",
+    "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
 }  # fmt: skip
 
 LATEST: dict[str, Seeing] = {
@@ -26,6 +36,12 @@ LATEST: dict[str, Seeing] = {
         ),
         "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Glm5NextImageProcessorPil",
         {"patch_size": 4, "min_image_tokens": 4, "max_image_tokens": 32}, ("image_grid_thw",), writer="Glm5NextProcessor",
+        engine={"mamba_block_size": 32, "num_gpu_blocks_override": 160},
+    ),
+    "qwen4-exp": Seeing(
+        config("Qwen4ExpConfig", QWEN_4, QWEN | {"num_position_embeddings": 36}, "<|image_pad|>"),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}, **HALVES}, ("image_grid_thw",),
         engine={"mamba_block_size": 32, "num_gpu_blocks_override": 160},
     ),
 }  # fmt: skip

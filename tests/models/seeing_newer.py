@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dots_ocr import DotsConfig, DotsOCRForCausalLM
-from seeing_parts import CLIP, IDS, SIGLIP, TEXT, TILED, Seeing, config
+from seeing_parts import CLIP, HALVES, IDS, SIGLIP, TEXT, TILED, Seeing, config
 
-HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 SAM = {
     "hidden_size": 32, "output_channels": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 64,
     "patch_size": 4, "window_size": 6, "global_attn_indexes": [1], "mlp_dim": 48,

@@ -66,6 +66,7 @@ GEMMA_4_VISION = {
     "head_dim": 16, "patch_size": 4, "position_embedding_size": 80, "pooling_kernel_size": 2,
 }  # fmt: skip
 GEMMA_4_EDGES = {"boi_token_id": IDS["<|image>"], "eoi_token_id": IDS["<image|>"]}
+HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 QWEN = {
     "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
     "spatial_merge_size": 2, "temporal_patch_size": 2,

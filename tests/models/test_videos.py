@@ -68,6 +68,10 @@ CASES = {
         "qwen3_vl", "Qwen3VLVideoProcessor", {**PAIRS, "size": {"shortest_edge": 20_000, "longest_edge": 40_000}}, PAD,
         "Qwen3VLProcessor", {}, {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"},
     ),
+    "qwen4-exp": Watching(
+        "qwen3_vl", "Qwen3VLVideoProcessor", {**PAIRS, "size": {"shortest_edge": 256, "longest_edge": 8192}}, PAD,
+        "Qwen3VLProcessor", {}, {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"},
+    ),
     "glm4v": Watching(
         "glm4v", "Glm4vVideoProcessor", {**PAIRS, "size": {"shortest_edge": 256, "longest_edge": 8192}}, "<|video|>",
         "Glm4vProcessor", {}, {"image_token": "<|image_pad|>"},
@@ -107,6 +111,9 @@ CASES = {
         "Gemma4Processor", {"num_frames": 2}, {"boi_token": "<|image>", "eoi_token": "<image|>"},
     ),
 }  # fmt: skip
+
+
+RECURRENT = ("qwen3.5", "qwen4-exp")
 
 
 def scene(count: int, width: int, height: int, seed: int = 0) -> np.ndarray:
@@ -239,7 +246,7 @@ def engine(name: str, path: Path, **more: Any) -> LLM:
         str(path), dtype="float32", device="cpu", max_model_len=512, max_num_seqs=3, block_size=16, use_tqdm_on_load=False,
         **{"max_num_batched_tokens": 80 if name == "gemma4-together" else 48, "num_gpu_blocks_override": 96,
            "media_io_kwargs": {"video": CASES[name].asked} if CASES[name].asked else None}
-        | ({"mamba_block_size": 32, "num_gpu_blocks_override": 200} if name == "qwen3.5" else {}) | more,
+        | ({"mamba_block_size": 32, "num_gpu_blocks_override": 200} if name in RECURRENT else {}) | more,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from thalweg.models.adapters import EXTENDED, AdapterRows, AdapterRowsBuilder, H
 from thalweg.models.block import Block, build_layer
 from thalweg.models.context import Context
 from thalweg.models.drafts.taps import EMBEDDED, FINAL
-from thalweg.models.flow import Flow, MixerRef
+from thalweg.models.flow import AxisTables, Flow, MixerRef
 from thalweg.models.heads.classify import Classifier
 from thalweg.models.heads.dense import DenseModules
 from thalweg.models.heads.lexical import WordWeights
@@ -297,15 +297,14 @@ class Decoder:
 
     def _along_axes(self, params: Any, flow: Flow) -> None:
         """With several position axes, each token has a separate row in the rotary tables."""
-        batch, axes = flow.batch, flow.batch.get(Axes)
-        if axes is None or "axes" not in params:
+        if "axes" not in params:
             return
-        where = (batch.positions.unsqueeze(1) + axes.shift).clamp(0, self.max_len - 1).long()
-        flow.rows = (torch.ones_like(batch.positions).cumsum(0) - 1).to(torch.int32)
-        flow.tables = {
-            i: table[where].gather(1, params["axes"][i].expand(len(where), 1, -1)).squeeze(1)
-            for i, table in flow.tables.items()
-        }
+        axes, at = flow.batch.get(Axes), flow.batch.positions
+        flow.axes = AxisTables(at, None if axes is None else axes.shift, self.max_len - 1, flow.tables, params["axes"])
+        if axes is None:
+            return
+        flow.rows, where = (torch.ones_like(at).cumsum(0) - 1).to(torch.int32), flow.axes.at
+        flow.tables = {i: flow.axes.rows(i, where) for i in flow.tables}
 
     def _embed_tokens(self, params: Any, batch: StepBatch, laid: Array | None, adapted: AdapterRows | None) -> Array:
         """[T, hidden]. laid: result of `_overlay_vectors`."""

@@ -49,6 +49,8 @@ class Flow:
     rows: Array | None = None
     """i32[T], of steps with several position axes: the row of each token in the tables, which then have one per token.
     None: a token's row is its position."""
+    axes: AxisTables | None = None
+    """Of models with several position axes, in every step."""
     laid: Array | None = None
     """f32[T, hidden * n]: replaces embeddings of tokens. Values beyond `hidden` are added to the first layers' outputs."""
     distances: Array | None = None
@@ -78,6 +80,33 @@ class Flow:
     def cut(self, x: Array) -> Array:
         """The sampled rows of x [T, ...]."""
         return x if self.read is None else x.index_select(0, self.read)
+
+
+@dataclass(frozen=True, slots=True)
+class AxisTables:
+    """Rotary tables of a model whose positions have several axes."""
+
+    positions: Array
+    """i32[T], in the sequence."""
+    shift: Array | None
+    """i32[T, 3]: added to them for each axis. None: nothing."""
+    most: int
+    """The largest position."""
+    tables: Mapping[int, Any]
+    """f32[positions, rotary_dim], in the order of `ModelSpec.ropes`."""
+    columns: Mapping[int, Any]
+    """i64[1, 1, rotary_dim]: the axis by which each column is read."""
+
+    @property
+    def at(self) -> Array:
+        """i64[T, 3]: the position of each token along each axis."""
+        each = self.positions.unsqueeze(1)
+        at = each.expand(-1, 3) if self.shift is None else each + self.shift
+        return at.clamp(0, self.most).long()
+
+    def rows(self, table: int, at: Array) -> Array:
+        """f32[N, rotary_dim] for positions i64[N, 3]."""
+        return self.tables[table][at].gather(1, self.columns[table].expand(at.shape[0], 1, -1)).squeeze(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,6 +286,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen3_5MoeForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen3_5_moe",
     "Qwen3ASRForConditionalGeneration": f"{_FAMILIES}.audio_chat:qwen3_asr",
     "Qwen4ExpForCausalLM": f"{_FAMILIES}.qwen4:qwen4_exp",
+    "Qwen4ExpForConditionalGeneration": f"{_FAMILIES}.qwen4:qwen4_exp",
     "Qwen3ForCausalLM": f"{_FAMILIES}.qwen3:qwen3",
     "Qwen3MoeForCausalLM": f"{_FAMILIES}.qwen3:qwen3_moe",
     "Qwen3NextForCausalLM": f"{_FAMILIES}.qwen3_next:qwen3_next",

@@ -146,6 +146,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "Qwen3_5ForConditionalGeneration": qwen3_vl,
     "Qwen3_5MoeForConditionalGeneration": qwen3_vl,
+    "Qwen4ExpForConditionalGeneration": qwen3_vl,
     "SiglipModel": clip_vector,
     "SkyworkR1VChatModel": internvl_chat,
     "SmolVLMForConditionalGeneration": idefics3,

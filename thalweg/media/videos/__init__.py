@@ -52,6 +52,7 @@ VIDEOS: Mapping[str, Callable[[Config, Processor, Config], AnyVideo]] = {
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "Qwen3_5ForConditionalGeneration": qwen3_5,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5,
+    "Qwen4ExpForConditionalGeneration": qwen3_5,
     "SmolVLMForConditionalGeneration": smolvlm,
 }
 """`architectures` entry of config.json -> the function that reads its video settings."""

@@ -173,28 +173,32 @@ def seeing(spec: ModelSpec, config: Config, tower: Callable[[Config], Tower], **
 
 def with_axes(spec: ModelSpec, config: Config, mixed: bool, absent: list[int] | None = None) -> ModelSpec:
     """The same with positions of three axes: time, rows, columns. absent: sections, where the file names none."""
-    said = config.get("rope_scaling") or config.get("rope_parameters")
-    sections = said.get("mrope_section") if isinstance(said, dict) else None
     if is_blind(config):
         return spec
     first = next(rope for _, mixer in spec.mixers if (rope := mixer.rope) is not None)
-    sections = absent if sections is None else sections
-    if sections is None:
-        sections = {True: [11, 11, 10] if first.dim < 128 else [24, 20, 20], False: [16, 24, 24]}[mixed]
-    whole = isinstance(sections, list) and len(sections) == 3 and all(type(n) is int and n >= 0 for n in sections)
-    if not whole or sum(sections) != first.dim // 2:
-        raise CheckpointError(
-            f"config.json: mrope_section: must be 3 numbers of {first.dim // 2} together, not {sections!r:.80}"
-        )
+    sections = read_sections(config, first.dim, mixed, absent)
 
     def set_sections(layer: Layer) -> Layer:
         mixer: Any = layer.mixer
         if mixer.rope is None:
             return layer
-        rope = replace(mixer.rope, sections=tuple(sections), mixed=mixed)
+        rope = replace(mixer.rope, sections=sections, mixed=mixed)
         return replace(layer, mixer=replace(mixer, rope=rope))
 
     return replace(spec, layers=tuple(set_sections(layer) for layer in spec.layers))
+
+
+def read_sections(config: Config, dim: int, mixed: bool, absent: list[int] | None = None) -> tuple[int, ...]:
+    """`mrope_section`: frequencies of each axis, dim / 2 together. absent: where the file names none."""
+    said = config.get("rope_scaling") or config.get("rope_parameters")
+    sections = said.get("mrope_section") if isinstance(said, dict) else None
+    sections = absent if sections is None else sections
+    if sections is None:
+        sections = {True: [11, 11, 10] if dim < 128 else [24, 20, 20], False: [16, 24, 24]}[mixed]
+    whole = isinstance(sections, list) and len(sections) == 3 and all(type(n) is int and n >= 0 for n in sections)
+    if not whole or sum(sections) != dim // 2:
+        raise CheckpointError(f"config.json: mrope_section: must be 3 numbers of {dim // 2} together, not {sections!r:.80}")
+    return tuple(sections)
 
 
 def one_axis(config: Config) -> Config:

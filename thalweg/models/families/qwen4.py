@@ -1,5 +1,5 @@
-"""Qwen4-Exp, for text: gated residual streams, gated delta nets, attention to selected blocks of keys on every fourth layer,
-embeddings of n-grams in some layers, Qwen 3.5's mixtures."""
+"""Qwen4-Exp, for text, images and videos: gated residual streams, gated delta nets, attention to selected blocks of keys on
+every fourth layer, embeddings of n-grams in some layers, Qwen 3.5's mixtures and its encoder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 from thalweg.checkpoint.config import Config, integer, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import decoder, eps, hidden_size, layer_count, layer_types
+from thalweg.models.families.multimodal import is_blind, one_axis, read_sections, seeing
 from thalweg.models.families.nextn import MODULE
 from thalweg.models.families.qwen3_next import build_attention, build_delta, build_mixture
+from thalweg.models.families.towers.qwen_vl import qwen3_5 as tower
 from thalweg.models.spec import (
     DeltaNet,
     GatedResidual,
@@ -20,7 +22,6 @@ from thalweg.models.spec import (
     Layer,
     Mixer,
     ModelSpec,
-    Names,
     NGramInput,
     Norms,
     PooledKeys,
@@ -58,11 +59,11 @@ def qwen4_exp(config: Config) -> ModelSpec:
         for i in inputs
         for name in ("layer_multipliers", "ngram_heads_offsets", "ngram_heads_vocab_sizes")
     )  # computed from the configuration
-    return decoder(
+    spec = decoder(
         config, layers, norm=None, numbers=tuple(i // 2 for i in range(2 * count)),
         streams=GatedStreams(count=streams, rank=common["rank"], eps=e),
-        names=Names(replace=(("model.language_model.", "model."),), skip=(MODULE, "model.visual.", *unread)),
     )  # fmt: skip
+    return seeing(spec, config, tower, skip=(MODULE, *unread))
 
 
 def _delta(config: Config) -> DeltaNet:
@@ -73,11 +74,15 @@ def _delta(config: Config) -> DeltaNet:
 
 
 def _attention(config: Config) -> tuple[Mixer, ...]:
-    full = build_attention({"partial_rotary_factor": 1.0, **config})
+    full = build_attention({"partial_rotary_factor": 1.0, **one_axis(config)})
     keys = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
     heads, kv, dim, budget, rate = (integer(config, key, high=1 << 24) for key in keys)
     if kv != 1 or budget % rate:
         raise CheckpointError("config.json: indexer_kv_heads must be 1, and indexer_compress_ratio divide indexer_budget")
+    assert full.rope is not None
+    if not is_blind(config):
+        sections = read_sections(config, full.rope.dim, mixed=True, absent=[11, 11, 10])
+        full = replace(full, rope=replace(full.rope, sections=sections, mixed=True))
     assert full.rope is not None
     if full.rope.dim > dim:
         raise CheckpointError(f"config.json: indexer_head_dim: {dim}, of which {full.rope.dim} turn")

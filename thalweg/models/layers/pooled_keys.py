@@ -9,6 +9,7 @@ import torch
 
 from thalweg.errors import ConfigError
 from thalweg.hal import ops
+from thalweg.hal.ops.indexer import slot_mapping
 from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
@@ -19,6 +20,7 @@ from thalweg.models.layers.block_sparse import SelectedBlocks
 from thalweg.models.layers.compressed import ClosedWindows, Entries
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import RMSNorm
+from thalweg.models.spec.pooled_keys import BASE, DIGITS
 
 
 class PooledKeys:
@@ -27,12 +29,12 @@ class PooledKeys:
     backend = None
 
     def __init__(self, ctx: Context, spec: declared.PooledKeys, weights: Mapping[str, Any], place: MixerRef) -> None:
-        self._place, self._rate = place, spec.rate
+        self._place, self._rate, self._dim, self._axes = place, spec.rate, spec.dim, bool(spec.rope.sections)
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         (self.layout,) = self.spec.parts(ctx.block_tokens)
         self._k = Linear(ctx, weights["k"])
         self._norm = RMSNorm(ctx, declared.Norm("", spec.dim, spec.eps, 1.0), weights["norm"])
-        self._write = ctx.bind(ops.index_write, size=2 * spec.dim)
+        self._write = ctx.bind(ops.index_write, size=spec.row)
         self._pool = ctx.bind(ops.pool_windows, overlaps=False)
         self._rope = ctx.bind(
             ops.rope, rotary_dim=spec.rope.dim, interleaved=spec.rope.interleaved, heads=1, kv_heads=1, head_dim=spec.dim
@@ -43,15 +45,35 @@ class PooledKeys:
         batch, at = flow.batch, self._place
         table, key = batch.block_tables[at.group], self._k(p["k"], x, flow)
         rows = torch.cat([key, torch.zeros_like(key)], -1)  # equal gates: the pooled value is the mean
+        if self._axes:
+            assert flow.axes is not None
+            rows = torch.cat([rows, write_digits(flow.axes.at).to(key.dtype)], -1)
         pages = self._write(flow.caches[at.layer], rows, table, batch.token_seq, batch.positions, batch.slots)
         flow.caches[at.layer] = pages
         windows = ClosedWindows.of(flow, self._rate)
         seq = torch.where(windows.ends < 0, 0, windows.seq)
         even = torch.zeros((self._rate, key.shape[1]), dtype=torch.float32, device=key.device)
-        pooled = self._norm(p["norm"], self._pool(pages, table, seq, windows.ends, even)).unsqueeze(1)
-        starts = (windows.ends + 1 - self._rate).clamp(min=0)
-        pooled, _ = self._rope(pooled, pooled, starts, flow.tables[at.table])
+        pooled = self._norm(p["norm"], self._pool(pages[..., : 2 * self._dim], table, seq, windows.ends, even)).unsqueeze(1)
+        starts, turn = (windows.ends + 1 - self._rate).clamp(min=0), flow.tables[at.table]
+        if self._axes:  # the first token may be of an earlier step
+            assert flow.axes is not None
+            first = pages[slot_mapping(pages, table, seq, starts, batch.slots)][:, 2 * self._dim :]
+            turn = flow.axes.rows(at.table, read_digits(first).clamp(0, flow.axes.most))
+            starts = (torch.ones_like(starts).cumsum(0) - 1).to(torch.int32)
+        pooled, _ = self._rope(pooled, pooled, starts, turn)
         flow.entries = Entries(windows, (pooled.squeeze(1),))
+
+
+def write_digits(at: Array) -> Array:
+    """i64[T, 3] -> i64[T, 3 * DIGITS], the lowest first."""
+    digits = [torch.div(at, BASE**i, rounding_mode="floor") % BASE for i in range(DIGITS)]
+    return torch.stack(digits, -1).flatten(1)
+
+
+def read_digits(digits: Array) -> Array:
+    """[N, 3 * DIGITS] of any dtype -> i64[N, 3]."""
+    each = digits.long().unflatten(1, (-1, DIGITS))
+    return sum((each[..., i] * BASE**i for i in range(1, DIGITS)), each[..., 0])
 
 
 class PooledSparseAttention(Attention):

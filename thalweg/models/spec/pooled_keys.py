@@ -12,11 +12,14 @@ from thalweg.models.spec.norm import Norm
 from thalweg.models.spec.rope import Rope
 from thalweg.models.weights import Source, Weight, Weights
 
+AXES, DIGITS, BASE = 3, 4, 128
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledKeys:
     """The mean of the index keys of every `rate` tokens, normed and rotated at the position of the first. Keeps the keys of the
-    open block."""
+    open block, and with several position axes the positions of its tokens, in `AXES` numbers of `DIGITS` digits below `BASE`,
+    each of which every dtype holds exactly."""
 
     rate: int
     dim: int
@@ -28,10 +31,15 @@ class PooledKeys:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        return 1, 1, 2 * self.dim
+        return 1, 1, self.row
+
+    @property
+    def row(self) -> int:
+        """Values that are kept of a token: its key, as many zeros, and its positions."""
+        return 2 * self.dim + (AXES * DIGITS if self.rope.sections else 0)
 
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> RowsSpec:
-        return RowsSpec((2 * self.dim,), dtype, window=self.rate)
+        return RowsSpec((self.row,), dtype, window=self.rate)
 
     def weights(self, at: str, hidden: int) -> Weights:
         own = f"{at}{self.name}.indexer."
