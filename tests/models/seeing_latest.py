@@ -44,4 +44,17 @@ LATEST: dict[str, Seeing] = {
         {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}, **HALVES}, ("image_grid_thw",),
         engine={"mamba_block_size": 32, "num_gpu_blocks_override": 160},
     ),
+    "janus": Seeing(
+        config(
+            "JanusConfig", {"model_type": "llama"},
+            {
+                "hidden_size": 32, "mlp_ratio": 1.5, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
+                "patch_size": 7, "projection_dim": 48, "depth": 3, "num_image_tokens": 16,
+            }, "<image>",
+            vq_config={"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "latent_channels": 8,
+                       "num_embeddings": 8, "projection_dim": 48, "image_token_embed_dim": 48},
+        ),
+        "<image>", "<image>", "JanusImageProcessorPil", {"size": {"height": 28, "width": 28}}, writer="JanusProcessor",
+        holds={"num_image_tokens": 16, "image_start_token": "<begin_of_image>", "image_end_token": "<end_of_image>"},
+    ),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import wave
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import hearing
 import msgspec
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.spelling import canonical_config
 from thalweg.errors import RequestError, UnsupportedModelError
 from thalweg.media.audio_processors import load_audio_processor
+from thalweg.media.processors import processor
 from thalweg.models import registry
 from thalweg.models.families import audio_chat as hearing_families
 
@@ -266,6 +269,30 @@ def test_qwen3_asr_as_its_authors_publish_it_is_refused_in_words() -> None:
     outer = {"thinker_config": True, "audio_config": {}}
     with pytest.raises(UnsupportedModelError, match="named with -hf"):
         hearing_families.qwen3_asr({"architectures": ["Qwen3ASRForConditionalGeneration"], "beside_text": outer})
+
+
+@pytest.mark.parametrize("name", [name for name in hearing.FAMILIES if hearing.thinks(name)])
+def test_a_thinker_may_be_saved_without_the_part_that_speaks(name: str, tmp_path: Path) -> None:
+    """As transformers saves one that is trained further. Its tensors lack a prefix."""
+    family = hearing.FAMILIES[name]
+    hearing.make(name, tmp_path)
+    whole = read_config(tmp_path)
+    inner = {**family.config().to_dict(), "architectures": [family.architecture.replace("For", "ThinkerFor", 1)]}
+    (tmp_path / "config.json").write_text(json.dumps(inner))
+    thinker = read_config(tmp_path)
+    found, want = registry.family(thinker)(thinker), registry.family(whole)(whole)
+    assert (found.vision, found.audio, found.hidden, len(found.layers)) == (
+        want.vision,
+        want.audio,
+        want.hidden,
+        len(want.layers),
+    )
+    (file,) = tmp_path.glob("*.safetensors")
+    inside = [key for key in load_file(file) if key.startswith("thinker.")]
+    assert inside
+    assert [found.rename(key.removeprefix("thinker.")) for key in inside] == [want.rename(key) for key in inside]
+    assert load_audio_processor(thinker, tmp_path) is not None
+    assert processor(thinker, tmp_path) is not None
 
 
 @pytest.mark.parametrize("name", list(hearing.FAMILIES))

@@ -124,9 +124,11 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "ParakeetForTDT": parakeet,
     "Qwen2_5OmniForConditionalGeneration": _qwen2_5_omni,
     "Qwen2_5OmniModel": _qwen2_5_omni,
+    "Qwen2_5OmniThinkerForConditionalGeneration": _qwen2_5_omni,
     "Qwen2AudioForConditionalGeneration": _qwen2_audio,
     "Qwen3ASRForConditionalGeneration": _qwen3_asr,
     "Qwen3OmniMoeForConditionalGeneration": _qwen3_omni,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": _qwen3_omni,
     "VoxtralForConditionalGeneration": _voxtral,
 }
 """`architectures` entry of config.json -> the function that builds its audio processor."""

@@ -12,7 +12,7 @@ from thalweg.checkpoint.native_images import READS
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
-from thalweg.media.processors.deepseek_vl import DeepseekVL, deepseek_vl
+from thalweg.media.processors.deepseek_vl import DeepseekVL, Janus, deepseek_vl, janus
 from thalweg.media.processors.dots_ocr import dots_ocr
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
@@ -68,6 +68,7 @@ Processor = (
     | GotOcr
     | Idefics3
     | Exaone45
+    | Janus
     | Kimi
     | Lfm2Vl
     | CommandAVision
@@ -96,6 +97,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "ColPaliForRetrieval": colpali,
     "ColQwen2ForRetrieval": qwen2_vl,
     "ColQwen3": qwen3_vl,
+    "ColQwen3_5": qwen3_vl,
     "DeepseekOCRForCausalLM": deepseek_ocr,
     "DeepseekOcr2ForConditionalGeneration": deepseek_ocr2,
     "DeepseekVLForConditionalGeneration": deepseek_vl,
@@ -113,6 +115,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "InternS1ForConditionalGeneration": internvl,
     "InternVLChatModel": internvl_chat,
     "InternVLForConditionalGeneration": internvl,
+    "JanusForConditionalGeneration": janus,
     "Kimi_K25ForConditionalGeneration": kimi,
     "KimiK25ForConditionalGeneration": kimi,
     "KimiVLForConditionalGeneration": kimi,
@@ -138,9 +141,11 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "QianfanOCRForConditionalGeneration": qianfan_ocr,
     "Qwen2_5OmniForConditionalGeneration": qwen2_5_vl,
     "Qwen2_5OmniModel": qwen2_5_vl,
+    "Qwen2_5OmniThinkerForConditionalGeneration": qwen2_5_vl,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
     "Qwen2VLForConditionalGeneration": qwen2_vl,
     "Qwen3OmniMoeForConditionalGeneration": qwen3_vl,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": qwen3_vl,
     "Qwen3VLForConditionalGeneration": qwen3_vl,
     "Qwen3VLForSequenceClassification": qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,

@@ -1,11 +1,13 @@
-"""DeepSeek-VL: one square, which a colour fills up where the image is no square."""
+"""DeepSeek-VL and Janus: one square, which a colour fills up where the image is no square."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from thalweg.checkpoint.config import Config, flag, integer
+import msgspec
+
+from thalweg.checkpoint.config import BESIDE, Config, flag, integer
 from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors.base import (
     FILE,
@@ -14,6 +16,7 @@ from thalweg.media.processors.base import (
     View,
     check_shape,
     only,
+    outer,
     read_size,
     settings,
     token,
@@ -54,6 +57,19 @@ class DeepseekVL(ImageProcessor, frozen=True, kw_only=True):
         whole[:] = [int(shade * 255) for shade in self.mean]
         whole[top : top + high, left : left + wide] = view
         return patches.square(self, [whole], False, False)
+
+
+class Janus(DeepseekVL, frozen=True, kw_only=True):
+    """Tokens before and after an image are written with it."""
+
+    def text(self, size: Size, token: str) -> str:
+        return f"<begin_of_image>{super().text(size, token)}<end_of_image>"
+
+
+def janus(config: Config, said: Config) -> Janus:
+    seen, around = {"image_size": 384, **vision(config)}, outer(config)
+    around = {**around, "image_token_id": token(config, 100_581), "vision_config": seen}
+    return Janus(**msgspec.structs.asdict(deepseek_vl({**config, BESIDE: around}, said)))
 
 
 def deepseek_vl(config: Config, said: Config) -> DeepseekVL:

@@ -18,7 +18,8 @@ ENCODER = ("audio_tower.", "multi_modal_projector.")
 SPEECH = ("talker.", "token2wav.", "code2wav.")
 """Prefixes of the speech output's tensors."""
 RENAMED = (
-    ("thinker.model.", "model."), ("thinker.lm_head.", "lm_head."), ("thinker.", "model."), *multimodal.PREFIXES,
+    ("thinker.model.", "model."), ("thinker.lm_head.", "lm_head."), ("thinker.", "model."),
+    ("visual.", "model.visual."), ("audio_tower.", "model.audio_tower."), *multimodal.PREFIXES,
 )  # fmt: skip
 MERGERS = (
     ("visual.merger_list.", "visual.deepstack_merger_list."), (".ln_q.", ".norm."),

@@ -1,4 +1,4 @@
-"""ColQwen2 and ColQwen3: a vector per token of a text, or of a page's image, of Qwen-VL and a projection to a smaller size."""
+"""ColQwen 2, 3 and 3.5: a vector per token of a text, or of a page's image, of Qwen-VL and a projection to a smaller size."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ def colqwen2(config: Config) -> ModelSpec:
 
 def colqwen3(config: Config) -> ModelSpec:
     return project_tokens(multimodal.qwen3_vl(config), config)
+
+
+def colqwen3_5(config: Config) -> ModelSpec:
+    return project_tokens(multimodal.qwen3_5(config), config)
 
 
 def project_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
