@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from zoo import SMALL, VOCAB, spread
 from zoo_text import LATENT
 
-from thalweg.checkpoint.config import facts, read_config
+from thalweg.checkpoint.config import facts, max_len, read_config
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models import registry
 
@@ -95,6 +95,34 @@ def chatglm(tensors: Tensors) -> Tensors:
     return tensors | {"transformer.rotary_pos_emb.inv_freq": torch.ones(6)}
 
 
+_GPT = (
+    ("model.layers.", "transformer.h."), ("model.embed_tokens", "transformer.wte"), ("model.norm", "transformer.ln_f"),
+)  # fmt: skip
+
+
+def qwen(tensors: Tensors) -> Tensors:
+    out = joined(tensors, "c_attn", grouped=False)
+    for name in [n for n in out if n.endswith("q_proj.bias")]:
+        at = name.removesuffix("q_proj.bias")
+        out[f"{at}c_attn.bias"] = torch.cat([out.pop(f"{at}{p}_proj.bias") for p in "qkv"])
+    return renamed(
+        *_GPT, ("self_attn.", "attn."), ("o_proj", "c_proj"), ("input_layernorm", "ln_1"), ("post_attention_layernorm", "ln_2"),
+        ("mlp.gate_proj", "mlp.w2"), ("mlp.up_proj", "mlp.w1"), ("mlp.down_proj", "mlp.c_proj"),
+    )(out)  # fmt: skip
+
+
+def telechat(tensors: Tensors) -> Tensors:
+    """Keys and values of each head in turn."""
+    out = dict(tensors)
+    for name in [n for n in tensors if n.endswith("self_attn.k_proj.weight")]:
+        at = name.removesuffix("k_proj.weight")
+        k, v = (out.pop(f"{at}{p}_proj.weight").view(4, -1, 48) for p in "kv")
+        out[f"{at}key_value.weight"] = torch.cat([k, v], 1).flatten(0, 1)
+    return renamed(
+        *_GPT, ("wte", "word_embeddings"), ("q_proj", "query"), ("o_proj", "dense"), ("self_attn.", "self_attention.")
+    )(out)
+
+
 def mimo(tensors: Tensors) -> Tensors:
     return tensors | {"model.mtp_layers.0.input_proj.weight": torch.ones(4, 4)}
 
@@ -132,6 +160,12 @@ CASES: dict[str, tuple[str, Any, dict[str, Any], Renamed, dict[str, Any]]] = {
     "baichuan-7b": (
         "BaiChuanForCausalLM", transformers.LlamaConfig, {"num_key_value_heads": 4}, baichuan,
         {**_LLAMA, **_ROPE, "model_type": "baichuan", "num_key_value_heads": None},
+    ),
+    "qwen": (
+        "QWenLMHeadModel", transformers.Qwen2Config, {"num_key_value_heads": 4}, qwen,
+        {"model_type": "qwen", "intermediate_size": 160, "kv_channels": 12, "layer_norm_epsilon": 1e-5, "seq_length": 192,
+         "rotary_emb_base": 10000.0, "use_dynamic_ntk": True, "use_logn_attn": True, "no_bias": True, "layer_types": None,
+         "rope_parameters": None, **dict.fromkeys(("rms_norm_eps", "num_key_value_heads", "hidden_act"))},
     ),
     "chatglm": (
         "ChatGLMModel", transformers.GlmConfig, {"head_dim": 12, "pad_token_id": 0, "rope_parameters": {
@@ -219,6 +253,61 @@ def test_a_family_computes_what_the_class_does_that_it_is_by_another_name(name, 
     config = {**settings.to_dict(), **said, "architectures": [architecture]}
     published(tmp_path / name, model, config, change)
     compared(tmp_path / name, lambda ids: model(torch.tensor([ids])).logits[0])
+
+
+def test_telechat_has_biases_after_attention_and_mlp_only(tmp_path):
+    sizes = {**SMALL, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}
+    settings = transformers.LlamaConfig(**sizes, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    spread(model, 4)
+    absent = tuple(f"{part}_proj.bias" for part in ("q", "k", "v", "gate", "up"))
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith(absent):
+                p.zero_()
+    config = {
+        "architectures": ["TeleChat2ForCausalLM"], "model_type": "telechat", "vocab_size": VOCAB, "hidden_size": 48,
+        "ffn_hidden_size": 80, "n_layer": 2, "n_head": 4, "seq_length": 256, "layer_norm_epsilon": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": False, "embed_layernorm": False,
+    }  # fmt: skip
+    published(tmp_path / "t", model, config, lambda held: telechat({n: t for n, t in held.items() if not n.endswith(absent)}))
+    compared(tmp_path / "t", lambda ids: model(torch.tensor([ids])).logits[0])
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_nanbeige_runs_its_layers_twice_with_the_last_norm_between(skips, tmp_path):
+    settings = transformers.LlamaConfig(**SMALL, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    spread(model, 3)
+    config = {**settings.to_dict(), "architectures": ["NanbeigeForCausalLM"], "model_type": "nanbeige", "num_loops": 2}
+    published(tmp_path / "n", model, config | {"skip_loop_final_norm": skips}, dict)
+    inner = model.model
+
+    def logits(ids: list[int]) -> Tensor:
+        x, at = inner.embed_tokens(torch.tensor([ids])), torch.arange(len(ids))[None]
+        mask = torch.full((len(ids), len(ids)), -torch.inf).triu(1)[None, None]
+        for last in (False, True):
+            for layer in inner.layers:
+                x = layer(x, attention_mask=mask, position_ids=at, position_embeddings=inner.rotary_emb(x, at))
+            x = x if skips and not last else inner.norm(x)
+        return model.lm_head(x)[0]
+
+    compared(tmp_path / "n", logits)
+    wrong = {**config, "enable_mhc": True}
+    with pytest.raises(UnsupportedModelError, match="enable_mhc"):
+        registry.family(wrong)(wrong)
+
+
+def test_qwens_longest_sequence_is_the_one_without_scaled_frequencies(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({
+        "architectures": ["QWenLMHeadModel"], "model_type": "qwen", "vocab_size": 99, "hidden_size": 32, "seq_length": 64,
+        "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 256,
+        "rotary_emb_base": 5000,
+    }))  # fmt: skip
+    config = read_config(tmp_path)
+    assert max_len(config) == 64
+    (rope,) = registry.family(config)(config).ropes
+    assert rope.parameters["rope_theta"] == 5000
 
 
 def test_the_larger_baichuan_tells_positions_by_scores_alone(tmp_path):

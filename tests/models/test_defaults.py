@@ -63,6 +63,8 @@ SIZES = {
         ("AquilaModel", {}, {}),
         ("AquilaForCausalLM", {}, {}),
         ("XverseForCausalLM", {}, {}),
+        ("TeleChat3ForCausalLM", {}, {}),
+        ("NanbeigeForCausalLM", {}, {}),
         ("IQuestCoderForCausalLM", {}, {}),
         ("InternLMForCausalLM", {"bias": True}, {"attention_bias": True}),
         ("PanguEmbeddedForCausalLM", {"bias": True}, {"attention_bias": True}),
@@ -81,6 +83,24 @@ def test_the_first_spelling_of_stablelm_means_the_same() -> None:
     old = {**sizes, "norm_eps": 1e-3, "rope_pct": 0.5, "use_qkv_bias": True}
     new = {**sizes, "layer_norm_eps": 1e-3, "partial_rotary_factor": 0.5, "use_qkv_bias": True}
     theirs, ours = ({**c, "architectures": [n]} for c, n in ((old, "StableLMEpochForCausalLM"), (new, "StableLmForCausalLM")))
+    assert registry.family(theirs)(theirs) == registry.family(ours)(ours)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"multi_query": True, "n_head": 4, "model_type": "RefinedWebModel"}, {"multi_query": True}),
+        (
+            {"n_head": 4, "n_head_kv": 2, "model_type": "RefinedWeb", "bias": True},
+            {"num_kv_heads": 2, "new_decoder_architecture": True, "bias": True},
+        ),
+    ],
+)
+def test_the_first_name_of_falcon_means_the_same(old, new) -> None:
+    sizes = {"vocab_size": 99, "hidden_size": 32, "alibi": False, "parallel_attn": True}
+    theirs = canonical_config({**sizes, **old, "n_layer": 2, "architectures": ["RWForCausalLM"]})
+    ours = {**sizes, **new, "num_hidden_layers": 2, "num_attention_heads": 4, "model_type": "falcon"}
+    ours = canonical_config({**ours, "architectures": ["FalconForCausalLM"]})
     assert registry.family(theirs)(theirs) == registry.family(ours)(ours)
 
 

@@ -24,7 +24,22 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
             "intermediate_size": 24, "shared_intermediate_size": 32, "layer_rope_theta": [1000.0, 50.0, 0],
         },
     ),
+    "helium": (transformers.HeliumConfig, {"head_dim": 12, "pad_token_id": 0}),
     "openai-gpt": (transformers.OpenAIGPTConfig, {}),
     "xglm": (transformers.XGLMConfig, {"ffn_dim": 80, "pad_token_id": 0}),
 }  # fmt: skip
+_NEW: dict[str, tuple[str, dict[str, Any]]] = {
+    "lara-mini": (
+        "LaraMiniConfig",
+        {
+            "num_hidden_layers": 5, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 3, "sliding_window": 9,
+            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32,
+        },
+    ),
+}  # fmt: skip
+"""The same of classes that transformers before 5.24 lacks, by name."""
+LATER |= {
+    name: (getattr(transformers, kind), different) for name, (kind, different) in _NEW.items() if hasattr(transformers, kind)
+}
 """Name -> (configuration class, what differs from `zoo.SMALL`)."""

@@ -24,6 +24,11 @@ _GPT = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
 }  # fmt: skip
+_FALCON = {**_GPT, "n_head_kv": "num_kv_heads"}
+_TELECHAT = {
+    **_GPT, "ffn_hidden_size": "intermediate_size", "seq_length": "max_position_embeddings",
+    "layer_norm_epsilon": "rms_norm_eps",
+}  # fmt: skip
 _WHISPER = {
     "d_model": "hidden_size", "decoder_attention_heads": "num_attention_heads", "decoder_layers": "num_hidden_layers",
     "max_target_positions": "max_position_embeddings",
@@ -68,6 +73,9 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "gptj": _GPT,
     "openai-gpt": _GPT,
     "gpt_neo": {"num_heads": "num_attention_heads", "num_layers": "num_hidden_layers"},
+    "qwen": {"rotary_emb_base": "rope_theta", "layer_norm_epsilon": "rms_norm_eps", "kv_channels": "head_dim"},
+    **dict.fromkeys(("RefinedWeb", "RefinedWebModel"), _FALCON),
+    **dict.fromkeys(("telechat", "telechat2"), _TELECHAT),
     "nomic_bert": {
         "max_trained_positions": "max_position_embeddings", **_GPT, "n_inner": "intermediate_size",
         "layer_norm_epsilon": "layer_norm_eps",
@@ -85,6 +93,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     ),
 }  # fmt: skip
 """model_type -> {its name: common name}. If several names have one meaning, the first applies."""
+SHORTER: Mapping[str, Mapping[str, str]] = {"qwen": {"seq_length": "max_position_embeddings"}}
+"""The same of names that apply where both are given. Longer sequences than QWen's `seq_length` have other frequencies."""
 _ENDLESS = {"num_attention_heads": 1, "max_position_embeddings": 32_768}
 ABSENT: Mapping[str, Mapping[str, Any]] = {
     "mamba": _ENDLESS,
@@ -92,7 +102,7 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
     "falcon_mamba": _ENDLESS,
     "bloom": {"max_position_embeddings": 2048},
     **{name: {"max_position_embeddings": 512} for name in ("mt5", "t5", "umt5")},
-    "falcon": {"max_position_embeddings": 2048},
+    **{name: {"max_position_embeddings": 2048} for name in ("falcon", "RefinedWeb", "RefinedWebModel")},
     "recurrent_gemma": {"max_position_embeddings": 8192},
     "gemma3_text": {
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -202,6 +212,7 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     for theirs, common in NAMES.get(kind, {}).items():
         if theirs in config:
             config.setdefault(common, config[theirs])
+    config = {**config, **{common: config[theirs] for theirs, common in SHORTER.get(kind, {}).items() if theirs in config}}
     outputs, rows = config.get("output_vocab_size"), config.get("vocab_size")
     if isinstance(outputs, int) and isinstance(rows, int) and 0 < outputs < rows:
         config = {**config, "vocab_size": outputs, ROWS: rows}

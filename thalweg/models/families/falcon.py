@@ -33,6 +33,12 @@ def falcon(config: Config) -> ModelSpec:
     )  # fmt: skip
 
 
+def refined_web(config: Config) -> ModelSpec:
+    """The first name of Falcon's class. Files of Falcon 40B have the number of KV heads, and all its later differences."""
+    new = config.get("num_kv_heads") is not None
+    return falcon({"new_decoder_architecture": new, **config})
+
+
 def _norms(config: Config, new: bool) -> Norms:
     if new and integer(config, "num_ln_in_parallel_attn", low=1, high=2, default=2) == 2:
         return Norms(mixer=_norm(config, "ln_attn"), ffn=_norm(config, "ln_mlp"))

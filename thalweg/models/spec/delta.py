@@ -31,6 +31,8 @@ class DeltaNet:
     four, q, k and v in one and z, b and a."""
     apart: bool = False
     """q, k, v, z, b and a have a tensor each, and q, k and v a convolution each, by OLMo's names."""
+    joined: bool = False
+    """q, k, v, z, b and a are in one tensor, by Lara's names."""
     gate: str = "silu"
     """Of z: silu or sigmoid."""
     most: float = 1.0
@@ -71,6 +73,8 @@ class DeltaNet:
         projected = (
             tuple(Source(f"{at}{p}_proj.weight", (n, hidden)) for p, n in sizes.items())
             if self.apart
+            else part_sources(f"{at}in_proj.weight", (q, k, v, v, heads, heads), hidden)
+            if self.joined
             else (
                 Source(f"{at}in_proj_qkvz.weight", (q + k + 2 * v, hidden)),
                 Source(f"{at}in_proj_ba.weight", (2 * heads, hidden)),
@@ -86,6 +90,7 @@ class DeltaNet:
             if self.apart
             else part_sources(f"{at}conv1d.weight", self.parts, 1, self.kernel)
         )
+        norm = "o_norm" if self.apart else "out_norm" if self.joined else "norm"
         return {
             "in": {"weight": Weight(projected, 0, "linear")},
             "conv": {"weight": Weight(convs, 0)},
@@ -93,6 +98,6 @@ class DeltaNet:
                 "log": vector(f"{at}A_log", heads, shard=0, dtype="float32"),
                 "bias": vector(f"{at}dt_bias", heads, shard=0, fill="ones", dtype="float32"),
             },
-            "norm": Norm("o_norm" if self.apart else "norm", self.value_dim, self.eps).weights(at),
+            "norm": Norm(norm, self.value_dim, self.eps).weights(at),
             "out": linear({f"{at}{'o_proj' if self.apart else 'out_proj'}": hidden}, v, shard=1),
         }
