@@ -91,6 +91,8 @@ class FakeEngine:
         self.default_sampling: dict[str, Any] = {}
         self.model_names = list(names)
         self.delay = delay
+        self.held = False
+        """No token is made until this is False again."""
         self.loggers: tuple[Any, ...] = ()
         self.dead = False
         self.running: dict[str, SamplingParams] = {}
@@ -156,6 +158,8 @@ class FakeEngine:
         text = self.tokenizer.decode(ids) if self.tokenizer else ""
         for k in range(limit):
             await asyncio.sleep(self.delay)
+            while self.held and request_id not in self.told_to_end:
+                await asyncio.sleep(0.005)
             if "!dead" in text and k == 2:
                 self.dead = True
                 raise EngineDeadError("dead at /secret/path")

@@ -107,7 +107,7 @@ def names(running: Any) -> list[str]:
 
 
 def wait_until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.005)

@@ -99,7 +99,7 @@ def test_wrong_generations_name_the_field(server, fields, where):
 
 
 def test_a_server_of_tokens_only_ends_requests_by_name(start):
-    running = start(FakeEngine(delay=0.01), tokens_only=True)
+    running = start(FakeEngine(delay=0.2), tokens_only=True)
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/files"):
         assert running.post(path, {}).status_code == 404
     body = {"token_ids": [97], "sampling_params": {"max_tokens": 10_000}, "request_id": "long"}
@@ -119,7 +119,7 @@ def test_a_server_of_tokens_only_ends_requests_by_name(start):
 
 def test_a_key_ends_its_own_requests_alone(start):
     """Clients choose the names, so two keys may choose the same."""
-    running = start(FakeEngine(delay=0.01), tokens_only=True, api_key=["a", "b"])
+    running = start(FakeEngine(delay=0.2), tokens_only=True, api_key=["a", "b"])
     body = {"token_ids": [97], "sampling_params": {"max_tokens": 10_000}, "request_id": "long"}
     made: dict[str, Any] = {}
 

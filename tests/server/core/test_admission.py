@@ -194,13 +194,17 @@ async def test_nothing_leaks_whoever_leaves_when(seed):
 
 @pytest.mark.slow
 async def test_the_server_refuses_with_429_and_goes_on(start):
-    engine = FakeEngine(delay=0.02)
+    engine = FakeEngine()
+    engine.held = True
     running = start(engine, max_queued_requests=4)
-    async with httpx.AsyncClient(base_url=running.url, timeout=20, limits=httpx.Limits(max_connections=None)) as client:
-        answers = await asyncio.gather(*(client.post(TEXT, json={"prompt": "abc", "max_tokens": 10}) for _ in range(60)))
+    async with httpx.AsyncClient(base_url=running.url, timeout=60, limits=httpx.Limits(max_connections=None)) as client:
+        asking = [asyncio.create_task(client.post(TEXT, json={"prompt": "abc", "max_tokens": 10})) for _ in range(60)]
+        while sum(a.done() for a in asking) < 46:  # ten are at the engine, and four wait
+            await asyncio.sleep(0.005)
+        engine.held = False
+        answers = await asyncio.gather(*asking)
     statuses = [r.status_code for r in answers]
-    assert set(statuses) == {200, 429}
-    assert statuses.count(200) >= 12
+    assert (statuses.count(200), statuses.count(429)) == (14, 46)
     refused = next(r for r in answers if r.status_code == 429)
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"]["type"] == "RateLimitError"
@@ -210,8 +214,10 @@ async def test_the_server_refuses_with_429_and_goes_on(start):
 
 async def test_one_key_does_not_starve_another(start):
     running = start(FakeEngine(delay=0.01), api_key=["loud", "quiet"])
+    running.engine.held = True
+    admission = running.app.serving.admission
     order: list[str] = []
-    async with httpx.AsyncClient(base_url=running.url, timeout=20, limits=httpx.Limits(max_connections=None)) as client:
+    async with httpx.AsyncClient(base_url=running.url, timeout=60, limits=httpx.Limits(max_connections=None)) as client:
 
         async def ask(key: str) -> None:
             headers = {"authorization": f"Bearer {key}"}
@@ -219,10 +225,14 @@ async def test_one_key_does_not_starve_another(start):
             assert r.status_code == 200
             order.append(key)
 
-        loud = [asyncio.create_task(ask("loud")) for _ in range(34)]
-        while running.app.serving.admission.waiting < 20:
+        asking = [asyncio.create_task(ask("loud")) for _ in range(34)]
+        while admission.waiting < 24:
             await asyncio.sleep(0.005)
-        await asyncio.gather(*loud, *(ask("quiet") for _ in range(3)))
+        asking += [asyncio.create_task(ask("quiet")) for _ in range(3)]
+        while admission.waiting < 27:
+            await asyncio.sleep(0.005)
+        running.engine.held = False
+        await asyncio.gather(*asking)
     assert order.index("quiet") < 22
     assert max(i for i, k in enumerate(order) if k == "quiet") < 35
 
@@ -232,6 +242,8 @@ async def test_one_key_does_not_starve_another(start):
 async def test_the_choices_of_a_request_take_turns_like_prompts(start, stream):
     """n=200 of one key is no way past the turns: the engine is given no more than its window, and another key comes next."""
     running = start(FakeEngine(delay=0.002), api_key=["loud", "quiet"])
+    running.engine.held = True
+    admission = running.app.serving.admission
     order: list[str] = []
     async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
 
@@ -244,20 +256,22 @@ async def test_the_choices_of_a_request_take_turns_like_prompts(start, stream):
             return r
 
         loud = asyncio.create_task(ask("loud", 200))
-        while running.app.serving.admission.waiting < 50:
+        while (before := admission.waiting) < 50:
             await asyncio.sleep(0.005)
-        for _ in range(3):
-            await ask("quiet", 1)
+        quiet = [asyncio.create_task(ask("quiet", 1)) for _ in range(3)]
+        while admission.waiting < before + 3:
+            await asyncio.sleep(0.005)
+        running.engine.held = False
+        await asyncio.gather(*quiet)
         answer = await loud
     assert order == ["quiet"] * 3 + ["loud"]
-    assert running.engine.most_running <= running.app.serving.admission.window
+    assert running.engine.most_running <= admission.window
     frames = [e[6:] for e in answer.text.split("\n\n") if e.startswith("data: {")] if stream else [answer.text]
     events = [json.loads(e) for e in frames]
     texts = dict.fromkeys(range(200), "")
     for choice in (c for e in events for c in e["choices"]):
         texts[choice["index"]] += choice["text"]
     assert texts == {i: "".join(chr(token_at(list(b"abc"), i, k, 5)) for k in range(8)) for i in range(200)}
-    admission = running.app.serving.admission
     assert (admission.running, admission.places, admission.tokens, admission.waiting) == (0, 0, 0, 0)
 
 

@@ -50,7 +50,8 @@ async def test_an_engine_that_restarts_is_alive_and_not_ready(monkeypatch):
 
 
 async def test_draining_lets_nobody_new_in_and_waits_for_those_inside():
-    app, engine = Application(ServerSettings()), FakeEngine(delay=0.01)
+    app, engine = Application(ServerSettings()), FakeEngine()
+    engine.held = True
     app.open(engine)
     async with client(app) as http:
         inside = asyncio.create_task(http.post(TEXT, json={"prompt": "abc", "max_tokens": 20}))
@@ -63,23 +64,25 @@ async def test_draining_lets_nobody_new_in_and_waits_for_those_inside():
             assert (r.status_code, r.headers["connection"]) == (503, "close")
             assert int(r.headers["retry-after"]) > 0
         assert app.lifecycle.inside == 1
-        await asyncio.wait_for(app.lifecycle.empty(), 5)
+        engine.held = False
+        await asyncio.wait_for(app.lifecycle.empty(), 60)
         assert (await inside).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_deadline_ends_what_runs_and_what_waits_with_an_error(stream):
-    app, engine = Application(ServerSettings()), FakeEngine(delay=0.01)
+    app, engine = Application(ServerSettings()), FakeEngine(delay=0.05)
     app.open(engine)
     async with client(app) as http:
         body = {"prompt": "abc", "max_tokens": 200, "stream": stream}
         inside = [asyncio.create_task(http.post(TEXT, json=body)) for _ in range(13)]
         while app.serving.admission.waiting < 3:
             await asyncio.sleep(0.001)
-        await asyncio.sleep(0.05)
+        while engine.made < 20:  # the first token of each is written
+            await asyncio.sleep(0.001)
         app.lifecycle.drain()
         await app.serving.cut()
-        await asyncio.wait_for(app.lifecycle.empty(), 2)
+        await asyncio.wait_for(app.lifecycle.empty(), 60)
         answers = await asyncio.gather(*inside)
     if stream:  # those who waited had no first byte yet
         assert sorted(r.status_code for r in answers) == [200] * 10 + [503] * 3

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import struct
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -25,7 +27,7 @@ def raw(running, size: int | None = None) -> Iterator[socket.socket]:
         if size is not None:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
         s.connect(running.sock.getsockname())
-        s.settimeout(10)
+        s.settimeout(60)
         yield s
 
 
@@ -48,6 +50,20 @@ def all_of(s: socket.socket) -> bytes:
         while piece := s.recv(65536):
             out += piece
     return out
+
+
+def answer_of(s: socket.socket) -> bytes:
+    """One whole answer: its head and the body, which may come in a later packet. Less, if the server closes before."""
+    said, wanted = b"", 1
+    while len(said) < wanted:
+        piece = s.recv(65536)
+        if not piece:
+            break
+        said += piece
+        head, end, _ = said.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head)
+        wanted = len(head) + len(end) + int(length[1]) if end and length else len(said) + 1
+    return said
 
 
 def until(condition, seconds=60.0):
@@ -98,7 +114,8 @@ def test_header_bombs_are_refused_unread(server):
         assert finals(all_of(s)) == [431]
 
 
-def test_a_body_over_the_limit_is_not_read_to_its_end(start):
+def test_a_body_over_the_limit_is_not_read_to_its_end(start, monkeypatch):
+    monkeypatch.setattr("thalweg.server.http.connection.LINGER", 30.0)  # a busy machine sends slowly
     running = start(max_body=100_000)
     with raw(running) as s:
         s.sendall(
@@ -122,13 +139,14 @@ def test_a_body_over_the_limit_is_not_read_to_its_end(start):
     assert b"connection: close" in answer
 
 
-def test_a_client_that_sends_everything_first_reads_its_refusal(start):
+def test_a_client_that_sends_everything_first_reads_its_refusal(start, monkeypatch):
     """As urllib and http.client do: they look for an answer when the whole body is out."""
+    monkeypatch.setattr("thalweg.server.http.connection.LINGER", 30.0)  # a busy machine sends slowly
     running = start(max_body=100_000)
     body = b'{"prompt": "' + b"x" * 20_000_000 + b'"}'
     request = urllib.request.Request(running.url + TEXT, body, {"content-type": "application/json"})
     with pytest.raises(urllib.error.HTTPError) as e:
-        urllib.request.urlopen(request, timeout=20)
+        urllib.request.urlopen(request, timeout=60)
     assert e.value.code == 413
     assert "limit is 100000" in json.loads(e.value.read())["error"]["message"]
 
@@ -140,7 +158,7 @@ def test_an_expected_continue_is_given_only_to_what_will_be_read(start):
         s.sendall(head + b"\r\n\r\n")
         assert s.recv(100).startswith(b"HTTP/1.1 100 ")
         s.sendall(body)
-        assert b"200 OK" in s.recv(1000)
+        assert b"200 OK" in answer_of(s)
     with raw(running) as s:
         s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         s.sendall(b"Content-Length: 5000\r\nExpect: 100-continue\r\n\r\n")
@@ -185,21 +203,19 @@ def test_a_client_that_ends_its_side_is_still_answered(start, stream):
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.sampled(2)
 def test_a_client_that_is_gone_frees_its_request_at_once(start, stream, how):
-    running = start(FakeEngine(delay=0.05))
+    running = start(FakeEngine(delay=0.3))  # all of its tokens would take a minute
     with raw(running) as s:
         s.sendall(post({"prompt": "abc", "max_tokens": 200, "stream": stream}))
         until(lambda: running.engine.running)
         time.sleep(0.1)
         if how == "reset":
             s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        begin = time.monotonic()
     until(lambda: not running.engine.running)
-    assert time.monotonic() - begin < 9  # all of its tokens would take ten seconds
     assert len(running.engine.aborted) == 1
 
 
 def test_a_client_that_leaves_the_queue_gives_its_place_back(start):
-    engine = FakeEngine(delay=0.05)
+    engine = FakeEngine(delay=0.3)
     running = start(engine)
     with contextlib.ExitStack() as stack:
         others = [stack.enter_context(raw(running)) for _ in range(14)]
@@ -231,7 +247,7 @@ def test_requests_sent_ahead_are_answered_in_order(server):
 
 
 def test_requests_sent_ahead_by_a_client_that_is_gone_never_start(start):
-    running = start(FakeEngine(delay=0.05))
+    running = start(FakeEngine(delay=0.5))
     with raw(running) as s:
         s.sendall(post({"prompt": "a", "max_tokens": 100}) * 100)
         until(lambda: running.engine.running)
@@ -242,7 +258,7 @@ def test_requests_sent_ahead_by_a_client_that_is_gone_never_start(start):
 
 
 def test_a_client_that_sends_far_ahead_is_cut(start):
-    running = start(FakeEngine(delay=0.05))
+    running = start(FakeEngine(delay=0.5))
     with raw(running) as s:
         with contextlib.suppress(ConnectionError, TimeoutError):
             s.sendall(post({"prompt": "a", "max_tokens": 100}) + b"\r\n" * 4_000_000)
@@ -336,7 +352,7 @@ def answered(s: socket.socket) -> bool:
     """Is one request of this connection answered?"""
     s.sendall(HIDDEN)
     with contextlib.suppress(ConnectionError):
-        return s.recv(65536).startswith(b"HTTP/1.1 200 ")
+        return answer_of(s).startswith(b"HTTP/1.1 200 ")
     return False
 
 
@@ -346,14 +362,19 @@ def test_a_request_that_comes_as_an_idle_connection_would_close_is_answered(star
     with raw(running) as s:
         assert answered(s)
 
+        called, sent = threading.Event(), threading.Event()
+
         def late() -> None:
-            time.sleep(0.1)  # the client sends meanwhile
+            called.set()
+            assert sent.wait(60)  # the client sends meanwhile
             (connection,) = running._server.server_state.connections
             connection._idle_late()
 
         running._loop.call_soon_threadsafe(late)
-        time.sleep(0.02)
-        assert answered(s)
+        assert called.wait(60)
+        s.sendall(HIDDEN)
+        sent.set()
+        assert answer_of(s).startswith(b"HTTP/1.1 200 ")
     running._server.config.timeout_keep_alive = 0.05
     with raw(running) as s:
         assert answered(s)

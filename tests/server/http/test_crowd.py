@@ -24,7 +24,7 @@ MOST = 18
 @pytest.fixture
 def small(start, monkeypatch):
     monkeypatch.setattr(serve, "connection_limit", lambda: MOST)
-    return lambda **settings: start(FakeEngine(delay=0.05), **settings)
+    return lambda **settings: start(FakeEngine(delay=0.5), **settings)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def connect():
     opened: list[socket.socket] = []
 
     def connect(running, data: bytes = b"", host: str = "127.0.0.1") -> socket.socket:
-        s = socket.create_connection(running.sock.getsockname(), 20, source_address=(host, 0))
+        s = socket.create_connection(running.sock.getsockname(), 60, source_address=(host, 0))
         opened.append(s)
         s.sendall(data)
         return s

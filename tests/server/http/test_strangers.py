@@ -24,7 +24,7 @@ HALF = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r
 
 def connect(running, data: bytes = b"") -> socket.socket:
     s = socket.create_connection(running.sock.getsockname())
-    s.settimeout(20)
+    s.settimeout(60)
     s.sendall(data)
     return s
 
@@ -51,7 +51,7 @@ def test_heads_without_bodies_take_no_place_in_the_queue(start, path, logged):
 
 def test_a_body_that_has_arrived_is_refused_where_the_queue_is_full(start):
     """Also if there was a place when its head came."""
-    running = start(FakeEngine(delay=0.02), max_queued_requests=0)
+    running = start(FakeEngine(delay=0.2), max_queued_requests=0)
     s = connect(running, HALF % (TEXT.encode(), b""))
     until(lambda: running.app.lifecycle.inside == 1)
     body = {"prompt": ["abc"] * 10, "max_tokens": 1000, "stream": True}
@@ -190,6 +190,7 @@ def test_tls_12_speaks_modern_suites_only(start, certificate):
 def test_a_tls_connection_that_says_nothing_is_closed_with_the_header_timeout(start, certificate):
     running = start(**certificate, header_timeout=0.3)
     with connect(running) as s:
+        s.settimeout(40)
         assert s.recv(1) == b""  # else after a minute
     answer = httpx.get(running.url.replace("http:", "https:") + "/livez", verify=False)
     assert answer.status_code == 200

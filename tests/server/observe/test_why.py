@@ -52,12 +52,12 @@ def test_an_answered_request_says_where_its_time_went(start) -> None:
 @pytest.mark.slow
 def test_while_it_waits_it_says_for_what(start) -> None:
     """The engine has room for ten sequences: eight, and two more that it never waits for."""
-    running = start(FakeEngine(delay=0.2), max_queued_requests=50)
+    running = start(FakeEngine(delay=0.5), max_queued_requests=50)
     body = {**BODY, "max_tokens": 100}
 
     def ask(i: int) -> None:
         try:
-            httpx.post(f"{running.url}/v1/completions", json=body, headers={"x-request-id": f"r{i}"}, timeout=3)
+            httpx.post(f"{running.url}/v1/completions", json=body, headers={"x-request-id": f"r{i}"}, timeout=60)
         except httpx.TimeoutException:
             return
 

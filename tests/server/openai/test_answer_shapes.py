@@ -101,7 +101,7 @@ def test_a_stream_begins_with_its_first_token_though_that_has_no_text(start, pat
             made.text = ""
             return made
 
-    running = start(Mute(delay=0.05))
+    running = start(Mute(delay=0.3))
     with httpx.stream("POST", running.url + path, json={**body, "max_tokens": 200, "stream": True}, timeout=60) as r:
         assert r.status_code == 200
         assert running.engine.running  # far from its end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import threading
 import time
@@ -385,23 +386,24 @@ def test_an_engine_that_fails_is_an_error_of_its_request_alone(embeds):
 
 @pytest.mark.slow
 def test_a_full_queue_refuses_and_says_when_to_come_again(start):
-    running = start(FakePooling(delay=1.0), max_queued_requests=2)
+    running = start(FakePooling(delay=300.0), max_queued_requests=2)
     held = threading.Thread(target=running.post, args=("/v1/embeddings", {"input": ["a"] * 12}))
     held.start()
     _until(lambda: len(running.engine.waiting) == 10)
     answer = running.post("/v1/embeddings", {"input": ["a"] * 2})
     assert error(answer, 429)["type"] == "RateLimitError"
     assert int(answer.headers["Retry-After"]) >= 1
-    held.join()
     assert running.engine.most_running == 10
-    assert running.app.serving.admission.running == 0
+    asyncio.run_coroutine_threadsafe(running.app.serving.cut(), running._loop).result(60)
+    held.join()
+    _until(lambda: running.app.serving.admission.running == 0)
 
 
 @pytest.mark.slow
 def test_who_leaves_stops_the_work(start):
     running = start(FakePooling(delay=30.0))
     with pytest.raises(openai.APITimeoutError):
-        running.client().with_options(timeout=1.5).embeddings.create(model="fake", input=["a", "b", "c"])
+        running.client().with_options(timeout=5).embeddings.create(model="fake", input=["a", "b", "c"])
     _until(lambda: len(running.engine.aborted) == 3)
     _until(lambda: running.app.serving.admission.running == 0)
     assert not running.app.serving.running
@@ -413,8 +415,6 @@ def test_the_end_of_a_server_ends_what_is_open_with_503(start):
     asking = threading.Thread(target=lambda: answers.append(running.post("/v1/embeddings", {"input": ["a", "b"]})))
     asking.start()
     _until(lambda: len([w for w in running.engine.waiting.values() if w._loop is not None]) == 2)  # type: ignore[attr-defined]
-    import asyncio
-
     loop = next(iter(running.engine.waiting.values()))._loop  # type: ignore[attr-defined]
     asyncio.run_coroutine_threadsafe(running.app.serving.cut(), loop).result(60)
     asking.join(60)

@@ -127,7 +127,7 @@ def test_a_stream_that_was_left_goes_on_in_the_background(start):
 
 
 def test_cancelled_in_the_background(start):
-    running = start(FakeEngine(delay=0.02))
+    running = start(FakeEngine(delay=0.2))
     client = running.client()
     r = client.responses.create(model="fake", input="hi", background=True)
     assert client.responses.cancel(r.id).status == "cancelled"
