@@ -57,4 +57,17 @@ LATEST: dict[str, Seeing] = {
         "<image>", "<image>", "JanusImageProcessorPil", {"size": {"height": 28, "width": 28}}, writer="JanusProcessor",
         holds={"num_image_tokens": 16, "image_start_token": "<begin_of_image>", "image_end_token": "<end_of_image>"},
     ),
+    "cohere-compass": Seeing(
+        config(
+            "CohereCompassConfig",
+            {
+                "num_hidden_layers": 4, "sliding_window": 20, "logit_scale": 0.7, "head_dim": 12,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "rope_parameters": {"full_attention": None, "sliding_attention": {**MROPE, "mrope_section": [2, 2, 2]}},
+            },
+            QWEN | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36}, "<|image_pad|>",
+        ),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "CohereCompassImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}, **HALVES}, ("image_grid_thw",),
+    ),
 }  # fmt: skip

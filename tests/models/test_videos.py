@@ -72,6 +72,11 @@ CASES = {
         "qwen3_vl", "Qwen3VLVideoProcessor", {**PAIRS, "size": {"shortest_edge": 256, "longest_edge": 8192}}, PAD,
         "Qwen3VLProcessor", {}, {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"},
     ),
+    "cohere-compass": Watching(
+        "cohere_compass", "CohereCompassVideoProcessor", {**PAIRS, "size": {"shortest_edge": 256, "longest_edge": 8192}},
+        "<|VISION_START|><|VIDEO_PAD|><|VISION_END|>", "CohereCompassProcessor", {"num_frames": 4},
+        {"vision_start_token": "<|VISION_START|>", "vision_end_token": "<|VISION_END|>"},
+    ),
     "glm4v": Watching(
         "glm4v", "Glm4vVideoProcessor", {**PAIRS, "size": {"shortest_edge": 256, "longest_edge": 8192}}, "<|video|>",
         "Glm4vProcessor", {}, {"image_token": "<|image_pad|>"},

@@ -71,6 +71,14 @@ REST: dict[str, tuple[Any, dict[str, Any]]] = {
         {"head_dim": 16, "num_hidden_layers": 3, "sliding_window": 10, "query_pre_attn_scalar": 24,
          "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
     ),
+    "cohere-compass": (
+        transformers.CohereCompassTextConfig,
+        {
+            "num_hidden_layers": 3, "sliding_window": 9, "logit_scale": 0.7, "head_dim": 12,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": None, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+        },
+    ),
     "gpt-neo": (
         transformers.GPTNeoConfig,
         {

@@ -59,6 +59,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "Cohere2ForCausalLM": f"{_FAMILIES}.cohere:cohere2",
     "Cohere2MoeForCausalLM": f"{_FAMILIES}.cohere2_moe:cohere2_moe",
     "Cohere2VisionForConditionalGeneration": f"{_FAMILIES}.aya_vision:cohere2_vision",
+    "CohereCompassForCausalLM": f"{_FAMILIES}.cohere_compass:cohere_compass",
+    "CohereCompassForConditionalGeneration": f"{_FAMILIES}.cohere_compass:cohere_compass",
     "CohereForCausalLM": f"{_FAMILIES}.cohere:cohere",
     "ColBERTJinaRobertaModel": f"{_FAMILIES}.colbert:colbert_jina",
     "ColBERTLfm2Model": f"{_FAMILIES}.colbert:colbert_lfm2",

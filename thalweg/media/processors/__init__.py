@@ -94,6 +94,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "AyaVisionForConditionalGeneration": aya_vision,
     "CLIPModel": clip_vector,
     "Cohere2VisionForConditionalGeneration": cohere2_vision,
+    "CohereCompassForConditionalGeneration": qwen3_vl,
     "ColPaliForRetrieval": colpali,
     "ColQwen2ForRetrieval": qwen2_vl,
     "ColQwen3": qwen3_vl,

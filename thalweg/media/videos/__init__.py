@@ -18,6 +18,7 @@ from thalweg.media.videos.qwen import (
     GlmVideo,
     QwenVideo,
     StampedVideo,
+    cohere_compass,
     glm4v,
     qwen2_5_vl,
     qwen2_vl,
@@ -39,6 +40,7 @@ __all__ = ["VIDEOS", "AnyVideo", "VideoFacts", "load_video_processor"]
 
 AnyVideo = Gemma4Video | Glm46Video | GlmVideo | InternVLVideo | LlavaVideo | QwenVideo | SmolVLMVideo | StampedVideo
 VIDEOS: Mapping[str, Callable[[Config, Processor, Config], AnyVideo]] = {
+    "CohereCompassForConditionalGeneration": cohere_compass,
     "Gemma4ForConditionalGeneration": gemma4,
     "Glm46VForConditionalGeneration": glm4v,
     "Glm4vForConditionalGeneration": glm4v,

@@ -66,6 +66,8 @@ class StampedVideo(VideoProcessor, frozen=True, kw_only=True):
     """Qwen3-VL and Qwen3.5: the time of each pair of frames stands before it."""
 
     frames: QwenFrame
+    around: tuple[str, str] = ("<|vision_start|>", "<|vision_end|>")
+    """Texts before and after a pair."""
     least: int = 4
     most: int = MOST_FRAMES
     """Frames, where `fps` decides."""
@@ -83,8 +85,8 @@ class StampedVideo(VideoProcessor, frozen=True, kw_only=True):
         times, group, shown = video.times, self.group, token_of(self.token)
         times += [times[-1]] * (-len(times) % group)
         middles = [(times[i] + times[i + group - 1]) / 2 for i in range(0, len(times), group)]
-        parts = zip(middles, self.count(video), strict=True)
-        return "".join(f"<{at:.1f} seconds><|vision_start|>{shown * count}<|vision_end|>" for at, count in parts)
+        parts, (start, end) = zip(middles, self.count(video), strict=True), self.around
+        return "".join(f"<{at:.1f} seconds>{start}{shown * count}{end}" for at, count in parts)
 
 
 class GlmVideo(VideoProcessor, frozen=True, kw_only=True):
@@ -198,6 +200,12 @@ def qwen3_vl(config: Config, images: Processor, said: Config, token: int = 151_6
 
 def qwen3_5(config: Config, images: Processor, said: Config) -> StampedVideo:
     return qwen3_vl(config, images, said, token=248_057)
+
+
+def cohere_compass(config: Config, images: Processor, said: Config) -> StampedVideo:
+    around = ("<|VISION_START|>", "<|VISION_END|>")
+    made = qwen3_vl(config, images, said, token=255_032)
+    return msgspec.structs.replace(made, around=around, marker=f"{around[0]}<|VIDEO_PAD|>{around[1]}")
 
 
 def glm4v(config: Config, images: Processor, said: Config) -> GlmVideo:
