@@ -1,0 +1,36 @@
+"""The shapes of `benchmarks/families.py`: every family is cut to two decoder layers that it accepts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from thalweg.checkpoint.spelling import canonical_config
+from thalweg.models import registry
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks/families.py"
+loaded = importlib.util.spec_from_file_location("benchmark_families", SCRIPT)
+assert loaded is not None
+assert loaded.loader is not None
+families = importlib.util.module_from_spec(loaded)
+loaded.loader.exec_module(families)
+PAIRS = {"deepseek_v4", "hy_v4", "longcat_flash", "qwen4_exp_text"}
+"""Families whose decoder layer is declared as two."""
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("kind", sorted(families.find_families()))
+def test_a_family_is_cut_to_two_layers(kind: str, tmp_path: Path) -> None:
+    assert families.write_config(kind, families.find_families()[kind], tmp_path) is None
+    config = canonical_config(json.loads((tmp_path / "config.json").read_text()))
+    spec = registry.family(config)(config)
+    assert len(spec.layers) == families.LAYERS * (2 if kind in PAIRS else 1)
+    assert spec.hidden >= families.SMALLEST
+
+
+def test_layers_named_by_number_keep_one_that_is_named() -> None:
+    made = families.shrink({"num_hidden_layers": 16, "full_attn_idxs": [2, 5, 8], "layer_rope": [1] * 15 + [2]}, "X")
+    assert (made["full_attn_idxs"], made["layer_rope"], made["num_hidden_layers"]) == ([1], [1, 2], 2)
