@@ -63,6 +63,8 @@ class Slots:
         self.length: I32 = np.zeros(n, np.int32)
         self.proposed: I32 = np.zeros(n, np.int32)
         """Drafts in flight."""
+        self.prompt_len: I32 = np.zeros(n, np.int32)
+        """Tokens of its prompt."""
         self.limit: I32 = np.zeros(n, np.int32)
         self.stop_from: I32 = np.zeros(n, np.int32)
         """Stop ids count once `known` is at least this: the prompt and min_tokens."""
@@ -97,7 +99,7 @@ class Slots:
         self.known[slot] = self.length[slot] = size
         self.returned[slot] = self.scheduled[slot] = cached
         self.proposed[slot] = 0
-        self.limit[slot] = request.limit
+        self.prompt_len[slot], self.limit[slot] = request.prompt_len, request.limit
         sampling = request.sampling
         # A grammar allows the end at any valid point: the mask bans it until min_tokens, where there is another way.
         least = 0 if sampling.grammar is not None else sampling.min_tokens

@@ -247,14 +247,13 @@ class Speculator:
         those that return a token, are `Starts.first` tokens into their answers, and have more than two tokens left."""
         if self._remembers or not self.proposes:
             return self.proposes
-        s, wants = self._slots, 0
-        last = [c.slot for c in chunks if s.scheduled[c.slot] + c.take >= s.length[c.slot]]
-        slots = [*decode.tolist(), *(d.slot for d in drafted), *last]
-        for slot in slots:
-            end, request = int(s.length[slot]) + 1, s.requests[slot]
-            begun = 0 if request is None else request.prompt_len
-            wants += end - begun >= self.starts.first and int(s.limit[slot]) - end > 1 and not int(s.flags[slot]) & UNDRAFTED
-        return self.proposes if 2 * wants >= max(1, len(slots)) else 0
+        s = self._slots
+        more = [*(d.slot for d in drafted), *(c.slot for c in chunks if s.scheduled[c.slot] + c.take >= s.length[c.slot])]
+        slots = np.concatenate([decode, np.array(more, np.int32)]) if more else decode
+        end = s.length[slots] + 1
+        wants = (end - s.prompt_len[slots] >= self.starts.first) & (s.limit[slots] - end > 1)
+        wants &= (s.flags[slots] & UNDRAFTED) == 0
+        return self.proposes if 2 * int(wants.sum()) >= max(1, slots.size) else 0
 
     # ------------------------------------------------------------------ after a result
 
