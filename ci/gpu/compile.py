@@ -179,8 +179,10 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 def launches(arch: str) -> list[Launch]:
     """Every distinct launch that the library makes for layers of 1B and 8B models, and for each kind of attention. Where
-    launches may be dependent, one such launch of each kernel too."""
+    launches may be dependent, one such launch of each kernel too. Decodes of JOINED also join their spans."""
     out = _record_library(library(arch))
+    joined = [x for x in _record_library(library(arch, joined_attention=True)) if x.arguments.get("JOINED")]
+    out += [replace(x, name=f"{x.name} joined") for x in joined if any(f"[{name} " in x.name for name in JOINED)]
     if refuse_dependent_launch(arch) is None:
         dependent = {x.kernel: x for x in reversed(_record_library(library(arch, dependent_launch=True)))}
         out += [replace(x, name=f"{x.name} dependent") for x in dependent.values() if "launch_pdl" in x.options]
@@ -212,6 +214,7 @@ def _record_library(lib: TritonLibrary) -> list[Launch]:
     return list(out.values())
 
 
+JOINED = ("8b", "256", "8b int8", "8b e4m3", "sinks")
 PROLOGUES = (QKPrologue(2), QKPrologue(2, eps=1e-6), QKPrologue(2, interleaved=True, eps=1e-6, offset=1.0))
 
 

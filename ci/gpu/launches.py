@@ -1,6 +1,6 @@
 """What a step launches, and what the processor spends on launching it, counted where there is no GPU.
 
-    python ci/gpu/launches.py [--arch sm_90] [--shapes llama-1b,llama-8b] [--variant | --dependent] [--output-json FILE]
+    python ci/gpu/launches.py [--arch sm_90] [--shapes llama-1b,llama-8b] [--variant] [--dependent] [--joined]
     python ci/gpu/launches.py --sampling [--arch sm_90]      what sampling launches, and how often it passes over the logits
 
 Models of known shapes run on tensors without memory, with the kernels of that architecture, none of which runs. All else of a
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import SHAPES
+from shapes import SHAPES, Case
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg.config import EngineArgs
@@ -114,7 +114,7 @@ def model(absent: Any, shape: Mapping[str, Any], layers: int, args: argparse.Nam
             EngineArgs(
                 model=folder, load_format="dummy", use_tqdm_on_load=False, batch_invariant=not args.variant,
                 skip_tokenizer_init=True, max_model_len=8192,
-                additional_config={"dependent_launch": True} if args.dependent else {},
+                additional_config=Case("", dependent=args.dependent, joined=args.joined).options,
             ),
             absent.platform,
         )  # fmt: skip
@@ -165,6 +165,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", default="llama-1b,llama-8b", help=f"of {', '.join(SHAPES)}, with commas between")
     parser.add_argument("--variant", action="store_true", help="kernels that need not be batch-invariant")
     parser.add_argument("--dependent", action="store_true", help="with dependent_launch")
+    parser.add_argument("--joined", action="store_true", help="with joined_attention")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of which the best is told (default %(default)s)")
     parser.add_argument("--output-json", type=Path)
     parser.add_argument("--sampling", action="store_true", help="of the step's tail alone: launches and bytes (sampled.py)")

@@ -40,6 +40,7 @@ KERNELS: dict[str, tuple[Case | None, tuple[str, ...]]] = {
         Case("llama-8b", quantization="int4", scaled=True),
         ("--dtype=bfloat16", "--quantization=int4", '--additional-config={"scaled_codes": true}'),
     ),
+    "llama-8b joined": (Case("llama-8b", joined=True), ("--dtype=bfloat16", '--additional-config={"joined_attention": true}')),
     "llama-8b dependent": (
         Case("llama-8b", dependent=True),
         ("--dtype=bfloat16", '--additional-config={"dependent_launch": true}'),

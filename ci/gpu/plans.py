@@ -19,7 +19,7 @@ STEPS = ("step 1", "step 8", "step 64", "step 256")
 PROMPTS = ("prompt 512", "prompt 2048", "prompt 8192")
 DENSE = ("open", "crowd", *STEPS, "idle", *PROMPTS, "kernels of prompt 2048")
 EXPERTS = ("open", "crowd", "step 1", "step 64", "prompt 2048")
-FEW_STEPS = ("open", "crowd", "step 1", "step 8", "step 64", "prompt 2048")
+FEW_STEPS = ("open", "crowd", *STEPS, "prompt 2048")
 ROUNDED = ("open", "crowd", "step 1", "step 64", "step 256", "prompt 2048")
 THOUSAND = "requests 128 x 1024 + 1024"
 HALF_THOUSAND = "requests 64 x 1024 + 512"
@@ -52,6 +52,7 @@ def make_quick(f: PartFactory) -> list[Part]:
     ]  # fmt: skip
     second = [
         *_make_dependent(f),
+        f.make_measure("measure 8b joined", replace(eight, joined=True), FEW_STEPS, 15, 50, repeats=3, lead=True),
         f.make_measure(
             "measure 8b int4 scaled", Case("llama-8b", quantization="int4", scaled=True), ROUNDED, 20, 60, repeats=3
         ),

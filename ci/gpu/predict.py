@@ -1,6 +1,6 @@
 """How long a step should take on a GPU, by counting what it moves and multiplies. A measured figure far from it teaches most.
 
-    python ci/gpu/predict.py [--shape llama-8b] [--layers N] [--quantization fp8] [--scaled] [--dependent] [--summary FILE]
+    python ci/gpu/predict.py [--shape llama-8b] [--quantization fp8] [--scaled | --dependent] [--joined] [--summary FILE]
 
 Every weight is one product: the largest of its bytes at the memory's rate, the bytes that its tiles read from the L2 cache
 at that one's, and its multiplications at the matrix unit's. A tile of M rows and N columns reads M rows of x and N of the
@@ -143,11 +143,12 @@ def count_case(case: Case) -> Model:
     if case.scaled:
         matrices = tuple(replace(m, operands="scaled") if m.operands == "grouped" else m for m in matrices)
     kinds = ["experts" if isinstance(layer.ffn, MoE) else "dense" for layer in spec.layers]
+    less = 1 if case.joined else 0
     rounded = ROUNDINGS if any(m.each == 1 for m in matrices) else 0
-    launches = sum(LAYER_LAUNCHES[k] + rounded for k in kinds) + AROUND
+    launches = sum(LAYER_LAUNCHES[k] + rounded - less for k in kinds) + AROUND
     kept = [s for s in sizes.cache_specs(spec, DTYPE, "", 1 << 30) if s is not None]
     token = tuple((sizes.token_bytes(s), getattr(s, "window", 0)) for s in kept)  # type: ignore[arg-type]
-    dependent = sum(LAYER_DEPENDENT[k] + rounded for k in kinds) if case.dependent else 0
+    dependent = sum(LAYER_DEPENDENT[k] + rounded - less for k in kinds) if case.dependent else 0
     return Model(spec, matrices, launches, token, dependent)
 
 
@@ -314,13 +315,15 @@ def main() -> int:
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="round the weights")
     parser.add_argument("--scaled", action="store_true", help="int4 with scaled_codes")
     parser.add_argument("--dependent", action="store_true", help="with dependent_launch")
+    parser.add_argument("--joined", action="store_true", help="with joined_attention")
     parser.add_argument("--arch", default="sm_90", help="architecture whose tiles count (default %(default)s)")
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before each new one (default %(default)s)")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="with the ceilings of this run, not an H100's")
     args = parser.parse_args()
     said = json.loads(args.summary.read_text())["parts"]["smoke"]["figures"]["ceilings"] if args.summary else None
     try:
-        case = Case(args.shape, args.layers, args.quantization or "", scaled=args.scaled, dependent=args.dependent)
+        settings = {name: getattr(args, name) for name in ("scaled", "dependent", "joined")}
+        case = Case(args.shape, args.layers, args.quantization or "", **settings)
         print(format_table(case, args.context, Rates.of(said), read_tiles(args.arch)))
     except ValueError as e:
         parser.error(str(e))

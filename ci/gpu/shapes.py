@@ -65,14 +65,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 window and all tokens, from the first on; its family says so where the configuration does not."""
 QUANTIZATIONS = ("fp8", "int4", "mxfp4")
 """Methods of --quantization that figures may have."""
-SETTINGS = {"scaled": "scaled_codes", "variant": "", "dependent": "dependent_launch"}
+SETTINGS = {"scaled": "scaled_codes", "variant": "", "dependent": "dependent_launch", "joined": "joined_attention"}
 """Fields of a case that are on or off, in the order of labels -> their option in `additional_config`, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """What figures are of. layers: as many as run, 0 for all. variant: with kernels that need not be batch-invariant too.
-    scaled: with `scaled_codes`, which int4 has two ways for. dependent: with `dependent_launch`."""
+    scaled: with `scaled_codes`, which int4 has two ways for. dependent: with `dependent_launch`.
+    joined: with `joined_attention`."""
 
     shape: str
     layers: int = 0
@@ -80,6 +81,7 @@ class Case:
     variant: bool = False
     scaled: bool = False
     dependent: bool = False
+    joined: bool = False
 
     @property
     def all_layers(self) -> int:

@@ -43,6 +43,9 @@ def test_every_triton_launch_of_a_layer_is_dependent_where_the_option_says_so(sh
     triton = {name: n for name, n in found.items() if name.startswith("triton")}
     assert all(name.endswith("(dependent)") for name in triton), triton
     assert sum(triton.values()) == script("predict").LAYER_DEPENDENT[kind]
+    joined = _count_launches(shape, tmp_path / "joined.json", "--joined")["decode 1"]["of_layer"]
+    assert sum(joined.values()) == sum(found.values()) - 1
+    assert "triton join" not in joined
 
 
 @pytest.mark.nightly

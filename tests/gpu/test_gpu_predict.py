@@ -58,6 +58,7 @@ def test_weights_and_launches_are_counted_from_the_spec() -> None:
         steps = [predict.predict_step(c, 1, 208, rates, choose) for c in (case, later)]
         each = predict.LAUNCH_GAP - predict.DEPENDENT_GAP
         assert steps[0] - steps[1] == pytest.approx(each * predict.LAYER_DEPENDENT[name] * case.all_layers)
+    assert predict.count_case(Case("llama-8b", joined=True)).launches == dense.launches - 32
     (up,) = {m for m in experts.matrices if m.experts and m.cols == 1536}
     one, many = (predict.predict_product(up, rows, rates, choose) for rows in (1, 64))
     assert one * rates.weights == pytest.approx(up.bytes * 8 / 128)  # of one token the experts that it chooses

@@ -183,6 +183,17 @@ def test_dependent_launches_are_an_option(tmp_path: Path, on: bool) -> None:
         older.open(Place())
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_joined_attention_is_an_option(tmp_path: Path, on: bool) -> None:
+    pytest.importorskip("triton")
+    folder = torch_folder(tmp_path, cuda="13.0")
+    nvidia(tmp_path, "NVIDIA H200")
+    platform = CudaPlatform(tmp_path, folder, FakeDriver([opened("NVIDIA H200", "sm_90", 141)]))
+    device = platform.with_options(GpuOptions(joined_attention=on)).open(Place())
+    exact = next(a for a in device.attention if a.name == "triton-paged")
+    assert exact._tiles.attention.joined == on  # type: ignore[attr-defined]
+
+
 def test_a_container_that_hides_the_names_still_has_its_cards(tmp_path: Path) -> None:
     write(tmp_path, "dev/nvidia0")
     write(tmp_path, "dev/nvidiactl")

@@ -92,7 +92,13 @@ def test_rows_of_experts_are_the_same_bits_in_any_batch_in_the_interpreter() -> 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "part", ["interpreted.py -k partial_results", "interpreted.py -k not(partial_results)", "interpreted_experts.py"]
+    "part",
+    [
+        "interpreted.py -k partial_results",
+        "interpreted.py -k not(partial_results)",
+        "interpreted_experts.py",
+        "interpreted_joins.py",
+    ],
 )
 def test_what_the_kit_leaves_out_in_the_interpreter(part: str) -> None:
     file, *chosen = part.split()

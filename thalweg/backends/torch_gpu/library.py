@@ -155,13 +155,14 @@ def missing(op: str, name: str, why: str) -> Kernel:
 
 
 def triton(
-    arch: str, row_tiles: bool = True, scaled_codes: bool = False, dependent_launch: bool = False
+    arch: str, row_tiles: bool = True, scaled_codes: bool = False, dependent_launch: bool = False,
+    joined_attention: bool = False,
 ) -> KernelSet:  # fmt: skip
-    """The shared Triton library. row_tiles, scaled_codes, dependent_launch: see `GpuOptions`."""
+    """The shared Triton library. Its settings: see `GpuOptions`."""
     from thalweg.backends.triton_kernels import library
 
     try:
-        made = library(arch, row_tiles, scaled_codes, dependent_launch)
+        made = library(arch, row_tiles, scaled_codes, dependent_launch, joined_attention)
     except ImportError as e:
         raise ImportError(f"{e.name or e} is not installed") from e
     except ValueError as e:
@@ -174,8 +175,9 @@ def triton_with(options: GpuOptions, arch: str) -> Source:
     if options.dependent_launch and (why := refuse_dependent_launch(arch)):
         raise DeviceError(f"additional_config: dependent_launch {why}; leave it out")
     return functools.partial(
-        triton, row_tiles=options.row_tiles, scaled_codes=options.scaled_codes, dependent_launch=options.dependent_launch
-    )
+        triton, row_tiles=options.row_tiles, scaled_codes=options.scaled_codes, dependent_launch=options.dependent_launch,
+        joined_attention=options.joined_attention,
+    )  # fmt: skip
 
 
 def matrix_library(arch: str, unshown: bool = False) -> KernelSet:

@@ -98,6 +98,9 @@ class GpuOptions:
     dependent_launch: bool = False
     """Triton's launches of a layer start before the launch ahead of them ends, and wait for it on the device. NVIDIA, sm_90 and
     later. No device has measured it."""
+    joined_attention: bool = False
+    """In a decode, the last of Triton's programs of a sequence to finish joins the results of all, in place of a launch. The
+    bits are the same. No device has measured it."""
     unshown_products: bool = False
     """Take cuBLASLt without split sums for batch-invariant where that has not been shown: for the test that shows it."""
 

@@ -26,17 +26,20 @@ class TritonLibrary:
 
 
 def library(
-    arch: str, row_tiles: bool = True, scaled_codes: bool = False, dependent_launch: bool = False
+    arch: str, row_tiles: bool = True, scaled_codes: bool = False, dependent_launch: bool = False,
+    joined_attention: bool = False,
 ) -> TritonLibrary:  # fmt: skip
     """The kernels for `arch` (sm_90, gfx942, xe2, ... or interpret). row_tiles: tiles follow the number of rows. scaled_codes:
     4-bit integers are first multiplied by their scales (`quantised.SCALED`). dependent_launch: a layer's launches start before
-    the launch ahead of them ends (`dependent`). Raises ImportError without torch or Triton, ValueError for an architecture of
-    no known family, or one without dependent launches."""
+    the launch ahead of them ends (`dependent`). joined_attention: see `AttentionTiles.joined`. Raises ImportError
+    without torch or Triton, ValueError for an architecture of no known family, or one without dependent launches."""
     from thalweg.backends.triton_kernels.tiles import of_any_rows, refuse_dependent_launch, tiles
 
     if dependent_launch and (why := refuse_dependent_launch(arch)):
         raise ValueError(f"dependent_launch: {why}")
-    t = replace(tiles(arch), dependent=dependent_launch or tiles(arch).dependent)
+    t = tiles(arch)
+    attention = replace(t.attention, joined=joined_attention or t.attention.joined)
+    t = replace(t, dependent=dependent_launch or t.dependent, attention=attention)
     made = build_library(t if row_tiles else of_any_rows(t))
     if not scaled_codes:
         return made

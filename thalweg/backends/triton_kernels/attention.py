@@ -168,8 +168,9 @@ class TritonPagedAttention(AttentionBackend):
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        self.store(k, v, kv, batch, group, spec)
-        return self._attend(q if q.stride(-1) == 1 else q.contiguous(), kv, batch, group, spec, sinks), kv
+        done = self._make_counters(q, batch, group, spec)
+        self._store(k, v, kv, batch, group, spec, done)
+        return self._attend(q if q.stride(-1) == 1 else q.contiguous(), kv, batch, group, spec, sinks, done), kv
 
     def fuses(self, spec: AttnSpec, prologue: QKPrologue) -> str | None:
         if spec.kind == "latent":
@@ -188,29 +189,40 @@ class TritonPagedAttention(AttentionBackend):
         tokens, rows = q.shape[0], q.shape[0] * (spec.heads + 2 * spec.kv_heads)
         per, block, warps = self._tiles.rows.split(_pad(spec.head_dim, 16))
         q_weight, k_weight = weights or (q, q)
+        done = self._make_counters(q, batch, group, spec)
         turn_and_store[(triton.cdiv(rows, per),)](
-            q, k, v, q_weight, k_weight, cos_sin, out, cache.codes, cache.scales, table, batch.token_seq, batch.positions,
-            batch.slots, tokens, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            q, k, v, q_weight, k_weight, cos_sin, out, cache.codes, cache.scales, _pick(done, q), table, batch.token_seq,
+            batch.positions, batch.slots, tokens, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             cos_sin.stride(0), table.stride(0), table.shape[1], prologue.eps or 0.0, prologue.offset, Q_HEADS=spec.heads,
             HEADS=spec.kv_heads, DIM=spec.head_dim, HALF=prologue.rotary_dim // 2, INTERLEAVED=prologue.interleaved,
             NORM=prologue.eps is not None, OFFSET=prologue.offset != 0.0, SIZE=cache.size, HELD=cache.held,
-            NATIVE=self._tiles.float8, ROWS=per, BLOCK=block, num_warps=warps, **declare_dependence(self._tiles),
+            NATIVE=self._tiles.float8, CLEAR=done is not None, ROWS=per, BLOCK=block, num_warps=warps,
+            **declare_dependence(self._tiles),
         )  # fmt: skip
-        return self._attend(out, kv, batch, group, spec, sinks), kv
+        return self._attend(out, kv, batch, group, spec, sinks, done), kv
 
     def _attend(
-        self, q: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, sinks: Tensor | None
+        self, q: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, sinks: Tensor | None, done: Tensor | None
     ) -> Tensor:  # fmt: skip
-        """Of q, once keys and values are in the cache."""
+        """Of q, once keys and values are in the cache. done: as of `_make_counters`."""
         table, cache = batch.block_tables[group], _Cache.of(kv, spec)
         out = torch.empty((*q.shape[:2], _width(spec)), dtype=q.dtype, device=q.device)
         planned: Mapping[str, Any] = batch.metadata[group] if batch.metadata else {}
         tiles = planned.get("tiles")
         if tiles is not None:
-            self._launch(q, cache, sinks, out, table, batch, spec, tiles, 0)
+            self._launch(q, cache, sinks, out, table, batch, spec, tiles, 0, None)
         if "alone" not in planned:
-            self._launch(q, cache, sinks, out, table, batch, spec, None, max(1, batch.uniform) if tiles is None else 1)
+            most = max(1, batch.uniform) if tiles is None else 1
+            self._launch(q, cache, sinks, out, table, batch, spec, None, most, done)
         return out
+
+    def _make_counters(self, q: Tensor, batch: StepBatch, group: int, spec: AttnSpec) -> Tensor | None:
+        """i32[T, KV_HEADS], which the launch that writes keys sets to 0, and in which decodes count the finished spans of each
+        sequence. None where spans are joined by a launch."""
+        tokens, joined = q.shape[0], self._tiles.attention.joined and spec.kind != "latent"
+        if not joined or batch.block_tables[group].shape[0] > tokens:
+            return None
+        return torch.empty((tokens, spec.kv_heads), dtype=torch.int32, device=q.device)
 
     def _short(self, spec: AttnSpec) -> AttentionTile:
         a = self._tiles.attention.latent if spec.kind == "latent" else self._tiles.attention
@@ -272,20 +284,25 @@ class TritonPagedAttention(AttentionBackend):
 
     def store(self, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec) -> None:
         """In place. Padding goes to the scratch block."""
+        self._store(k, v, kv, batch, group, spec, None)
+
+    def _store(
+        self, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, done: Tensor | None
+    ) -> None:  # fmt: skip
         cache, table, latent = _Cache.of(kv, spec), batch.block_tables[group], spec.latent
         tokens, heads, dim = k.shape
         rows = self._tiles.attention.write
         k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, k if latent else v))
         paged.store[(triton.cdiv(tokens, rows),)](
-            k, v, cache.codes, cache.scales, table, batch.token_seq, batch.positions, batch.slots, tokens, k.stride(0),
-            k.stride(1), v.stride(0), v.stride(1), table.stride(0), table.shape[1], HEADS=heads, DIM=dim, LATENT=latent,
-            SIZE=cache.size, HELD=cache.held, NATIVE=self._tiles.float8, ROWS=rows, HEADS_PAD=_pad(heads),
-            BLOCK=_pad(dim, 16), num_warps=4, **declare_dependence(self._tiles),
+            k, v, cache.codes, cache.scales, _pick(done, k), table, batch.token_seq, batch.positions, batch.slots, tokens,
+            k.stride(0), k.stride(1), v.stride(0), v.stride(1), table.stride(0), table.shape[1], HEADS=heads, DIM=dim,
+            LATENT=latent, SIZE=cache.size, HELD=cache.held, NATIVE=self._tiles.float8, CLEAR=done is not None, ROWS=rows,
+            HEADS_PAD=_pad(heads), BLOCK=_pad(dim, 16), num_warps=4, **declare_dependence(self._tiles),
         )  # fmt: skip
 
     def _launch(
         self, q: Tensor, cache: _Cache, sinks: Tensor | None, out: Tensor, table: Tensor, batch: StepBatch, spec: AttnSpec,
-        tiles: Tensor | None, decode: int,
+        tiles: Tensor | None, decode: int, done: Tensor | None,
     ) -> None:  # fmt: skip
         """tiles: the tiled launch. None: that of sequences with up to `decode` new tokens, split over their keys."""
         fit = self._fit(spec, self._short(spec) if tiles is None else self._prefill(spec))
@@ -293,7 +310,7 @@ class TritonPagedAttention(AttentionBackend):
         split, spans = self._tiles.attention.split, 1
         if tiles is None:
             split, spans = self._spans(spec, tokens * spec.heads, table.shape[1] * cache.size)
-        parts = spans > 1
+        parts, joined = spans > 1, spans > 1 and done is not None
         part = part_ml = out
         if parts:
             part = torch.empty((tokens, spec.heads, spans, width), dtype=torch.float32, device=q.device)
@@ -302,21 +319,26 @@ class TritonPagedAttention(AttentionBackend):
         work = table if tiles is None else tiles
         sinks = q if sinks is None else sinks
         paged.attend[(work.shape[0], triton.cdiv(spec.heads, fit.share), spans)](
-            q, cache.codes, cache.scales, sinks, out, part, part_ml, work, table, *where, spec.scale * LOG2E, q.stride(0),
-            q.stride(1), table.stride(0), spans, HEADS=spec.heads, KV_HEADS=spec.kv_heads, SHARE=fit.share,
+            q, cache.codes, cache.scales, sinks, out, part, part_ml, _pick(done, out), work, table, *where, spec.scale * LOG2E,
+            q.stride(0), q.stride(1), table.stride(0), spans, HEADS=spec.heads, KV_HEADS=spec.kv_heads, SHARE=fit.share,
             DIM=spec.head_dim, LATENT=spec.latent, SIZE=cache.size, WINDOW=spec.window, SOFTCAP=spec.softcap,
-            TILED=tiles is not None, DECODE=decode, SPLIT=split, JOIN=exact, PARTS=parts, HELD=cache.held,
+            TILED=tiles is not None, DECODE=decode, SPLIT=split, JOIN=exact, PARTS=parts, JOINED=joined, HELD=cache.held,
             NATIVE=self._tiles.float8, SINKS=spec.sinks, PRECISION="ieee", M=fit.rows, KEYS=fit.keys, BLOCK=_pad(width, 16),
             REST=_pad(spec.head_dim - width, 16) if spec.head_dim > width else 0, num_warps=fit.warps,
             num_stages=fit.stages, enable_fp_fusion=not exact, **declare_dependence(self._tiles),
         )  # fmt: skip
-        if parts:
+        if parts and not joined:
             rows = min(4, _pad(spec.heads))
             paged.join[(tokens, triton.cdiv(spec.heads, rows))](
                 part, part_ml, sinks, out, *where, spans, HEADS=spec.heads, DIM=width, WINDOW=spec.window, DECODE=decode,
                 SPLIT=split, SINKS=spec.sinks, ROWS=rows, BLOCK=_pad(width, 16), num_warps=4, enable_fp_fusion=not exact,
                 **declare_dependence(self._tiles),
             )  # fmt: skip
+
+
+def _pick(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """The argument of a kernel that reads it only where there is one."""
+    return other if tensor is None else tensor
 
 
 def _halves(spec: AttnSpec) -> int:

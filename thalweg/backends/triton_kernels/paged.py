@@ -37,16 +37,20 @@ def _put(x, kv, scale, ok, put, put_scale, HELD: tl.constexpr, NATIVE: tl.conste
 
 @triton.jit(do_not_specialize=["tokens", "table_row", "table_width"])
 def store(
-    k, v, kv, scales, table, token_seq, positions, slots, tokens, k_token, k_head, v_token, v_head, table_row, table_width,
-    HEADS: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, SIZE: tl.constexpr, HELD: tl.constexpr,
-    NATIVE: tl.constexpr, ROWS: tl.constexpr, HEADS_PAD: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    k, v, kv, scales, done, table, token_seq, positions, slots, tokens, k_token, k_head, v_token, v_head, table_row,
+    table_width, HEADS: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, SIZE: tl.constexpr, HELD: tl.constexpr,
+    NATIVE: tl.constexpr, CLEAR: tl.constexpr, ROWS: tl.constexpr, HEADS_PAD: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Keys and (unless LATENT) values of ROWS tokens into kv, those of the scratch slot into block 0. kv's blocks are
-    [2, SIZE, HEADS, DIM] (LATENT: 1). Of int8 (HELD) scales [2, SIZE, HEADS] follow."""
+    [2, SIZE, HEADS, DIM] (LATENT: 1). Of int8 (HELD) scales [2, SIZE, HEADS] follow. CLEAR: done i32[tokens, HEADS] becomes 0,
+    for `attend` with JOINED."""
     wait_for_launches(DEPENDENT)
     i = tl.arange(0, ROWS * HEADS_PAD)
     t, head = (tl.program_id(0) * ROWS + i // HEADS_PAD).to(tl.int64), i % HEADS_PAD
     there = (t < tokens) & (head < HEADS)
+    if CLEAR:
+        tl.store(done + t * HEADS + head, 0, mask=there)
     seq = tl.load(token_seq + t, mask=there, other=0).to(tl.int64)
     position = tl.load(positions + t, mask=there, other=0)
     slot = tl.load(slots + seq, mask=there, other=0)
@@ -210,6 +214,27 @@ def _spans(
 
 
 @triton.jit
+def _keep_part(m, total, acc, part_ml, part, place, mine, ok, d, width):
+    """Writes the result of a span: rows at place [M], `width` elements each."""
+    tl.store(part_ml + place * 2, m, mask=mine)
+    tl.store(part_ml + place * 2 + 1, total, mask=mine)
+    tl.store(part + place[:, None] * width + d[None, :], acc, mask=ok)
+
+
+@triton.jit
+def _join_parts(part_ml, part, place, begin, end, mine, ok, d, width, M: tl.constexpr, BLOCK: tl.constexpr):
+    """The spans begin .. end - 1 of rows whose first lies at place [M], joined first to last."""
+    m, total, acc = _empty_state(M, BLOCK)
+    for span in range(begin, end):
+        at = place + span
+        m2 = tl.load(part_ml + at * 2, mask=mine, other=float("-inf"))
+        total2 = tl.load(part_ml + at * 2 + 1, mask=mine, other=0.0)
+        acc2 = tl.load(part + at[:, None] * width + d[None, :], mask=ok, other=0.0)
+        m, total, acc = _merge_states(m, total, acc, m2, total2, acc2)
+    return m, total, acc
+
+
+@triton.jit
 def _finalize(m, total, acc, sinks, head, mine, SINKS: tl.constexpr):
     """The result of rows of these heads."""
     if SINKS:
@@ -224,19 +249,20 @@ def _finalize(m, total, acc, sinks, head, mine, SINKS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["table_row", "spans"])
 def attend(
-    q, kv, scales, sinks, out, part, part_ml, tiles, table, slots, context, query, last_row, scale, q_token, q_head,
+    q, kv, scales, sinks, out, part, part_ml, done, tiles, table, slots, context, query, last_row, scale, q_token, q_head,
     table_row, spans,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARE: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr,
     SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, TILED: tl.constexpr, DECODE: tl.constexpr,
-    SPLIT: tl.constexpr, JOIN: tl.constexpr, PARTS: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr,
-    SINKS: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
-    REST: tl.constexpr, DEPENDENT: tl.constexpr,
+    SPLIT: tl.constexpr, JOIN: tl.constexpr, PARTS: tl.constexpr, JOINED: tl.constexpr, HELD: tl.constexpr,
+    NATIVE: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr,
+    BLOCK: tl.constexpr, REST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One tile of query rows of the SHARE heads of program 1, which share a KV head.
 
     TILED: program 0 is tile i, tiles i32[N, 2] = (sequence, its first query token, -1 = nothing). Otherwise it is a sequence of
     at most DECODE query tokens. PARTS: program 2 is one span of SPLIT keys, and leaves (m, sum) and acc in part_ml and part.
-    Otherwise all keys are this program's, in spans of SPLIT that it joins (JOIN), or in one.
+    Otherwise all keys are this program's, in spans of SPLIT that it joins (JOIN), or in one. JOINED: the programs of a sequence
+    and KV head leave joining to the last of them to finish. done i32[>= seqs, KV_HEADS] counts them, and is 0 before.
     """
     wait_for_launches(DEPENDENT)
     width: tl.constexpr = LATENT if LATENT > 0 else DIM
@@ -291,10 +317,24 @@ def attend(
             rows, rest, at, kv, scales, own, low, begin, stop, tl.minimum(stop, sure), kv_head, scale,
             KV_HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
         )  # fmt: skip
-        place = ((seq * DECODE + token) * HEADS + head) * spans + span
-        tl.store(part_ml + place * 2, m, mask=mine)
-        tl.store(part_ml + place * 2 + 1, total, mask=mine)
-        tl.store(part + place[:, None] * width + d[None, :], acc, mask=ok)
+        place = ((seq * DECODE + token) * HEADS + head) * spans
+        if JOINED:
+            first_span, end_span = low // SPLIT, tl.cdiv(end, SPLIT)
+            last = end_span - first_span == 1
+            if last:  # as the join of one span would, so that the bits are the same
+                none, zero, zeros = _empty_state(M, BLOCK)
+                m, total, acc = _merge_states(none, zero, zeros, m, total, acc)
+            else:
+                _keep_part(m, total, acc, part_ml, part, place + span, mine, ok, d, width)
+                tl.debug_barrier()  # all of the part is written before it is counted
+                before = tl.atomic_add(done + seq * KV_HEADS + kv_head, 1, sem="acq_rel")
+                last = before == end_span - first_span - 1
+                if last:
+                    m, total, acc = _join_parts(part_ml, part, place, first_span, end_span, mine, ok, d, width, M, BLOCK)
+            if last:
+                tl.store(out + put, _finalize(m, total, acc, sinks, head, mine, SINKS).to(out.dtype.element_ty), mask=ok)
+        else:
+            _keep_part(m, total, acc, part_ml, part, place + span, mine, ok, d, width)
         return
     m, total, acc = _spans(
         rows, rest, at, kv, scales, own, low, end, sure, kv_head, scale, SPLIT if JOIN else 0,
@@ -323,15 +363,9 @@ def join(
     d = tl.arange(0, BLOCK)
     mine = head < HEADS
     ok = mine[:, None] & (d < DIM)[None, :]
-    m = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, BLOCK], tl.float32)
-    for span in range(low // SPLIT, tl.cdiv(past + new, SPLIT)):
-        place = ((seq * DECODE + first) * HEADS + head) * spans + span
-        m2 = tl.load(part_ml + place * 2, mask=mine, other=float("-inf"))
-        total2 = tl.load(part_ml + place * 2 + 1, mask=mine, other=0.0)
-        acc2 = tl.load(part + place[:, None] * DIM + d[None, :], mask=ok, other=0.0)
-        m, total, acc = _merge_states(m, total, acc, m2, total2, acc2)
+    place = ((seq * DECODE + first) * HEADS + head) * spans
+    begin, end = low // SPLIT, tl.cdiv(past + new, SPLIT)
+    m, total, acc = _join_parts(part_ml, part, place, begin, end, mine, ok, d, DIM, ROWS, BLOCK)
     done = _finalize(m, total, acc, sinks, head, mine, SINKS)
     row = tl.load(last_row + seq).to(tl.int64) + 1 - new + first
     put = (row * HEADS + head)[:, None] * DIM + d[None, :]

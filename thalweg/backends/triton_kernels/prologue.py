@@ -28,14 +28,14 @@ def _three(q, k, v, is_q, is_k, is_v, ok):
 
 @triton.jit(do_not_specialize=["tokens", "table_row", "table_width"])
 def turn_and_store(
-    q, k, v, q_weight, k_weight, cos_sin, q_out, kv, scales, table, token_seq, positions, slots, tokens, q_token, q_head,
+    q, k, v, q_weight, k_weight, cos_sin, q_out, kv, scales, done, table, token_seq, positions, slots, tokens, q_token, q_head,
     k_token, k_head, v_token, v_head, angles, table_row, table_width, eps, offset,
     Q_HEADS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr, OFFSET: tl.constexpr, SIZE: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    CLEAR: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """ROWS (token, head) pairs: a token's heads of q, then of k, then of v. Those of q go to q_out [T, Q_HEADS, DIM], others
-    into kv, as `paged.store` puts them. HALF: pairs that rotate."""
+    into kv, as `paged.store` puts them. HALF: pairs that rotate. CLEAR: as of `paged.store`."""
     wait_for_launches(DEPENDENT)
     heads: tl.constexpr = Q_HEADS + 2 * HEADS
     dtype: tl.constexpr = q.dtype.element_ty
@@ -44,6 +44,8 @@ def turn_and_store(
     there = token < tokens
     is_q, is_v = head < Q_HEADS, head >= Q_HEADS + HEADS
     is_k = (head >= Q_HEADS) & (head < Q_HEADS + HEADS)
+    if CLEAR:
+        tl.store(done + token * HEADS + head - Q_HEADS, 0, mask=there & is_k)
     own = tl.where(is_v, head - Q_HEADS - HEADS, head - Q_HEADS)
     d = tl.arange(0, BLOCK)
     if INTERLEAVED:

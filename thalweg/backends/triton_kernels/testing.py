@@ -26,6 +26,8 @@ SWITCH = "TRITON_INTERPRET"
 class InterpretOptions:
     float8: str = ""
     """The 8-bit float that the target is taken to have (`Tiles.float8`): kernels then take the way they take there."""
+    joined: bool = False
+    """`AttentionTiles.joined`."""
 
 
 class InterpretPlatform(Platform):
@@ -56,7 +58,9 @@ class InterpretPlatform(Platform):
         from thalweg.backends.triton_kernels.tiles import tiles
 
         _repair()
-        made = build_library(replace(tiles("interpret"), float8=self.options.float8))
+        t = tiles("interpret")
+        attention = replace(t.attention, joined=self.options.joined)
+        made = build_library(replace(t, float8=self.options.float8, attention=attention))
         return EagerDevice(self.describe(), made.kernels, made.attention)
 
 

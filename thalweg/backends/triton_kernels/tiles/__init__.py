@@ -54,7 +54,9 @@ class LatentTiles:
 @dataclass(frozen=True, slots=True)
 class AttentionTiles:
     """split: keys per partial result, which one program of a decode makes. write: tokens stored by one program. exact_prefill:
-    replaces `exact` for prompts. It has its keys, and as many rows for each warp, so that a row meets its keys as there."""
+    replaces `exact` for prompts. It has its keys, and as many rows for each warp, so that a row meets its keys as there.
+
+    joined: the last program of a sequence to finish joins a decode's partial results, in place of a launch."""
 
     decode: AttentionTile
     prefill: AttentionTile
@@ -63,6 +65,7 @@ class AttentionTiles:
     latent: LatentTiles
     split: int
     write: int
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
