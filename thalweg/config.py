@@ -101,6 +101,10 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Does it read audio in conversations, and is it trained to transcribe?"""
     source: SourceConfig | None = None
     """None: it has no text encoder apart from its decoder."""
+    source_columns: int = 0
+    """Columns of an image's array, of a model whose cross-attention reads images. 0: there is none."""
+    prompt_ids: dict[int, int] = {}
+    """Ids behind the vocabulary, which only prompts contain -> ids of unused tokens with their embeddings."""
 
     @property
     def prompt_limit(self) -> int:

@@ -115,15 +115,18 @@ class CrossSpec:
     dtype: str
     varies: bool = False
     """Sources have different lengths, which are kept too."""
+    begins: bool = False
+    """A source is not seen by the tokens before it, and its position is kept too. Requires `varies`."""
     kind: ClassVar[KVKind] = "cross"
     window: ClassVar[int] = 0
 
     @property
     def parts(self) -> tuple[KVLayout, ...]:
-        """Of keys, of values, and of the number of vectors if it `varies`."""
+        """Of keys, of values, of the number of vectors if it `varies`, and of the position if it `begins`."""
         shape = (self.heads, self.sources, self.head_dim)
         both = state_part("cross-key", shape, self.dtype), state_part("cross-value", shape, self.dtype)
-        return (*both, state_part("cross-length", (1, 1, 1), "float32")) if self.varies else both
+        names = [name for name, wanted in (("cross-length", self.varies), ("cross-begin", self.begins)) if wanted]
+        return (*both, *(state_part(name, (1, 1, 1), "float32") for name in names))
 
     @property
     def bytes_per_block(self) -> int:

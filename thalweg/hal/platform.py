@@ -51,6 +51,8 @@ class ModelInfo:
     weight_bytes: int
     longest: int = 0
     """Tokens that positions can be stretched to, where a user asks for more than `max_len`. 0: no more."""
+    prompt_tokens: int = 0
+    """Tokens behind the vocabulary, which only prompts contain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from thalweg.models.layers.altup import AltUp, Laurel
 from thalweg.models.layers.attention import Attention
 from thalweg.models.layers.block_sparse import BlockSparseAttention
 from thalweg.models.layers.compressed import CompressedAttention, KeptEntries, WindowPooling
-from thalweg.models.layers.cross import CrossAttention
+from thalweg.models.layers.cross import CrossAttention, SourceMLP
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.disentangled import DisentangledAttention
 from thalweg.models.layers.gated_streams import GatedResidual
@@ -72,6 +72,7 @@ FFNS: Mapping[type, Callable[..., Any]] = {
     spec.SparseMLP: SparseGatedMLP,
     spec.ParallelMoE: ParallelExperts,
     spec.ShortcutMoE: ShortcutExperts,
+    spec.SourceMLP: SourceMLP,
 }
 AROUND: Mapping[type, Callable[..., Any]] = {
     spec.LayerEnding: LayerEnding,

@@ -47,6 +47,7 @@ from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.conformer import Conformer
 from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.sam import SamEncoder
+from thalweg.models.vision.tile_source import TileEncoder
 from thalweg.models.vision.tower import VisionEncoder
 from thalweg.models.weights import ParamSpec, Weight
 
@@ -81,6 +82,11 @@ _ENDS = (
     _End("lexical", lambda s: s.pooling and s.pooling.lexical, lambda ctx, s, part, w: WordWeights(ctx, part, s.hidden, w)),
     _End("vision", lambda s: s.vision, lambda ctx, s, part, w: _vision_encoder(part)(ctx, part, w, Block)),
     _End("audio", lambda s: s.audio, lambda ctx, s, part, w: AUDIO[type(part)](ctx, part, w, Block)),
+    _End(
+        "tile_source",
+        lambda s: s.tile_source,
+        lambda ctx, s, part, w: TileEncoder(ctx, part, w, Block),
+    ),
     _End(
         "speech", lambda s: s.speech, lambda ctx, s, part, w: _speech_encoder(part)(replace(ctx, adapters=None), part, w, Block)
     ),
@@ -156,6 +162,7 @@ class Decoder:
         self._pooler = None if s.pooling is None else Pooler(ctx, s.pooling, s.hidden)
         self._classes, self._dense, self._lexical = ends.get("classes"), ends.get("dense"), ends.get("lexical")
         self.vision, self.audio, self._speech = ends.get("vision"), ends.get("audio"), ends.get("speech")
+        self._tile_source = ends.get("tile_source")
         """Encoders. Steps of the first two are separate executables, with the parameters under their keys."""
         self._text: TextEncoder | None = None
         if "text" in weights:
@@ -243,6 +250,8 @@ class Decoder:
             flow.sources = self._speech(params["speech"], sources.features)
         elif sources is not None and self._text is not None:
             flow.sources = self._text(params, sources.features)
+        elif sources is not None and self._tile_source is not None:
+            flow.sources = self._tile_source(params["tile_source"], sources.features)
         laid = flow.laid
         late = rows is not None and laid is not None and laid.shape[1] // self.hidden > len(self.spec.layers)
         cut = -1 if rows is None or late else self._mixes_last

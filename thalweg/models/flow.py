@@ -31,6 +31,8 @@ class SourceVectors:
     """[M, hidden], one source after the other."""
     lengths: tuple[int, ...]
     """Vectors of each."""
+    begins: tuple[int, ...] = ()
+    """The position of each in its sequence, where layers ask for it."""
 
 
 @dataclass(slots=True)
@@ -65,6 +67,8 @@ class Flow:
     """Of compressed attention: what the mixers of a layer give each other."""
     sources: SourceVectors | None = None
     """The output of the source encoder in this step."""
+    shown: Array | None = None
+    """bool[T, 1]: which tokens attend to a source, as the last cross attention of sources with positions found it."""
     adapter_rows: AdapterRows | None = None
     """Which adapter each row has. None: the step adapts no sequence."""
     adapter_rows_read: AdapterRows | None = None

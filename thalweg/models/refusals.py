@@ -23,6 +23,7 @@ from thalweg.models.spec import (
     SpeechEncoder,
     Streams,
     TextEncoder,
+    TileSource,
 )
 
 ENCODERS = ("vision", "audio")
@@ -51,7 +52,8 @@ STAGE = (
     Refusal("perlayer", "each layer reads inputs made of the embeddings", lambda p: isinstance(p, LayerInputs)),
     Refusal("altup", "it has several residual streams", lambda p: isinstance(p, GatedStreams | HyperStreams | Streams)),
     Refusal(
-        "cross", "its layers read an encoder that runs inside the step", lambda p: isinstance(p, SpeechEncoder | TextEncoder)
+        "cross", "its layers read an encoder that runs inside the step",
+        lambda p: isinstance(p, TileSource | SpeechEncoder | TextEncoder),
     ),
     Refusal("shortcut", "outputs of its experts skip layers", lambda p: isinstance(p, ShortcutMoE)),
     Refusal("attention", "layers read the cache of an earlier layer", lambda p: getattr(p, "reads", None) is not None),

@@ -254,7 +254,7 @@ def _inner_values(ffn: FFN, ranks: int) -> int:
 def _encodes_source(spec: ModelSpec, keys: tuple[Any, ...]) -> bool:
     """Is this weight only read by the step that encodes the source of cross-attention?"""
     if keys[0] != "layers":
-        return keys[0] in ("speech", "text")
+        return keys[0] in ("speech", "text", "tile_source")
     return isinstance(spec.layers[keys[1]].mixer, CrossAttention) and keys[2:4] in (("mixer", "k"), ("mixer", "v"))
 
 

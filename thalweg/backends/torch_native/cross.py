@@ -16,17 +16,18 @@ def _write(held: Tensor, new: Tensor, table: Tensor, row: Tensor) -> Tensor:
 
 
 def _attend(
-    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, lengths: Tensor | None = None, *, scale: float
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, seen: Tensor | None = None, *, scale: float
 ) -> Tensor:
-    out = torch.empty_like(q)
+    out, heads = torch.zeros_like(q), keys.shape[1]
     at = table[:, 0].index_select(0, token_seq.long()).tolist()
-    for t, block in enumerate(at):
-        seen = slice(None) if lengths is None else slice(max(1, int(lengths[block])))
+    counts = [keys.shape[2]] * len(at) if seen is None else seen.tolist()
+    for t, (block, n) in enumerate(zip(at, counts, strict=True)):
+        if not n:
+            continue
         # For one row the fused attention is several times slower in bfloat16 than in float32, conversion included.
-        one, k, v = (
-            x.to(torch.float32).unsqueeze(0) for x in (q[t].unsqueeze(1), keys[block][:, seen], values[block][:, seen])
-        )
-        out[t] = F.scaled_dot_product_attention(one, k, v, scale=scale)[0, :, 0]
+        groups = q[t].reshape(heads, -1, q.shape[2])
+        one, k, v = (x.to(torch.float32).unsqueeze(0) for x in (groups, keys[block][:, :n], values[block][:, :n]))
+        out[t] = F.scaled_dot_product_attention(one, k, v, scale=scale)[0].flatten(0, 1)
     return out
 
 

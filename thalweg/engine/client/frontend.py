@@ -109,8 +109,9 @@ def load_frontend(located: ResolvedModel) -> Frontend:
                 args.tokenizer, revision=args.tokenizer_revision, download_dir=args.download_dir, token=args.hf_token
             )
         mode = "hf" if args.tokenizer_mode == "slow" else args.tokenizer_mode
-        tokenizer = load_tokenizer(where, mode, located.facts.vocab)
-        check_vocab(tokenizer, located.facts.vocab)
+        rows = located.facts.vocab + located.facts.prompt_tokens
+        tokenizer = load_tokenizer(where, mode, rows)
+        check_vocab(tokenizer, rows)
         taken = load_processors(located.config, located.path)
         for each in taken.values():
             tokenizer = tokenizer.marking(each.marker)

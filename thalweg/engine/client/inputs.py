@@ -16,7 +16,7 @@ import numpy as np
 from thalweg.config import EngineConfig, PoolingConfig
 from thalweg.engine.client import embeds, transcription
 from thalweg.engine.client.grammars import StructuredOutputs
-from thalweg.engine.client.media import MEDIA, NAME, MediaPreprocessor
+from thalweg.engine.client.media import MEDIA, NAME, MediaPreprocessor, first_position
 from thalweg.engine.client.pool_shape import PoolShape, pool_shape, token_types
 from thalweg.engine.client.prompt_ids import Prompt, PromptEncoder
 from thalweg.engine.client.sampling_reader import SamplingReader
@@ -67,6 +67,7 @@ class InputProcessor:
         self._pad = None if tokenizer is None else tokenizer.id_of(tokenizer.special_tokens.get("pad_token"))
         self._budget = config.scheduler.token_budget
         self._vocab, self._hidden = config.model.vocab, config.model.hidden
+        self._prompt_ids, self._source_columns = config.model.prompt_ids, config.model.source_columns
 
     def process(
         self,
@@ -207,9 +208,13 @@ class InputProcessor:
         """(tokens i32[N], inputs in the order of their positions)."""
         inputs = self._media_inputs(ids, items, choices)
         tokens = np.array(ids, np.int32)
+        for id, stand_in in self._prompt_ids.items():
+            tokens[tokens == id] = stand_in
         if embedded is not None:
             tokens[embedded.positions] = embeds.PLACEHOLDER
-            inputs = tuple(sorted((*inputs, embedded), key=lambda item: int(item.positions[0])))
+            inputs = tuple(sorted((*inputs, embedded), key=first_position))
+        if self._source_columns and not any(item.is_source for item in inputs):
+            inputs = (_absent_source(self._source_columns), *inputs)
         return tokens, inputs
 
     def _media_inputs(self, ids: list[int], items: Sequence[MediaItem], choices: int) -> tuple[Input, ...]:
@@ -230,6 +235,12 @@ class InputProcessor:
         embedded, rest = embeds.read(prompt, self._hidden)
         embeds.check(params, embedded)
         return *self._prompts.encode(rest), embedded
+
+
+def _absent_source(columns: int) -> Input:
+    """The source of cross-attention of a prompt without an image."""
+    nothing = np.zeros((1, columns), np.float32)
+    return Input(kind="none", digest=b"", positions=np.zeros(0, np.int32), data=(nothing,))
 
 
 def _with_media(prompt: Any) -> tuple[Any, Sequence[MediaItem]]:

@@ -91,9 +91,10 @@ class MediaPreprocessor:
         self._taken: dict[str, ModelMedia] = {}
         for name, processor in processors.items():
             kind, shown = load_kinds()[name], tokenizer.token_of(processor.token)
+            reader, most = kind.open_reader(processor, settings), settings.limits.get(name, MOST_ITEMS)
             self._taken[name] = ModelMedia(
-                kind, kind.open_reader(processor, settings), processor.token, shown, processor.marker or shown,
-                settings.limits.get(name, MOST_ITEMS), getattr(processor, "whole_prompt", False),
+                kind, reader, processor.token, shown, processor.marker or shown, min(most, 1) if reader.source else most,
+                getattr(processor, "whole_prompt", False),
                 getattr(processor, "others", ()),
             )  # fmt: skip
 
@@ -233,14 +234,14 @@ class MediaPreprocessor:
                 )
             for reader, item, count, end in zip(readers, mine, counts, accumulate(counts), strict=True):
                 own = places[end - count : end]
-                made += check_inputs(item.kind, reader.make_inputs(item.value, own), own)
+                made += check_inputs(item.kind, reader.make_inputs(item.value, own), own, reader.source)
         size = sum(v.nbytes for item in made for v in item.data)
         if size * choices > MOST_BYTES:
             raise RequestError(
                 f"prompt: {name_kinds()} of {size >> 20} MiB for {choices} choices are more than {MOST_BYTES >> 20} MiB: "
                 "send fewer or smaller ones, or ask for fewer choices at once", "prompt",
             )  # fmt: skip
-        made.sort(key=lambda item: int(item.positions[0]))
+        made.sort(key=first_position)
         most = max((taken.reader.prefix for taken in self._taken.values()), default=0)
         return tuple(_join_prefix(made, ids, most) if most and made else made)
 
@@ -369,11 +370,16 @@ def _names(kind: MediaKind, said: Any, count: int) -> list[str]:
     return [n or "" for n in names]
 
 
-def check_inputs(kind: str, inputs: Sequence[Input], places: np.ndarray) -> Sequence[Input]:
+def first_position(item: Input) -> int:
+    """Of its placeholders; -1 of a source, on which all tokens depend."""
+    return int(item.positions[0]) if item.positions.size else -1
+
+
+def check_inputs(kind: str, inputs: Sequence[Input], places: np.ndarray, source: bool = False) -> Sequence[Input]:
     """The inputs that a reader made of an item with these placeholders. Packages write readers, and a position elsewhere
-    would end the engine. ValueError."""
+    would end the engine. source: items are sources of cross-attention. ValueError."""
     for item in inputs:
         at = np.asarray(item.positions)
-        if at.ndim != 1 or not at.size or at.dtype.kind not in "iu" or not np.isin(at, places).all():
+        if at.ndim != 1 or at.size == source or at.dtype.kind not in "iu" or not np.isin(at, places).all():
             raise ValueError(f"media kind {kind}: make_inputs returned positions without placeholders of the item")
     return inputs

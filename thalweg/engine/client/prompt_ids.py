@@ -27,7 +27,8 @@ class PromptEncoder:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         """tokenizer None: prompts must be token ids."""
         model = config.model
-        self._tokenizer, self._vocab, self._max_len = tokenizer, model.vocab, model.prompt_limit
+        self._tokenizer, self._max_len = tokenizer, model.prompt_limit
+        self._vocab = model.vocab + len(model.prompt_ids)
         self._longest, self._answers = model.longest_prompt, model.longest_prompt < model.prompt_limit
         self._special = model.speech is None
         """Does the tokenizer add its special tokens? A speech model's prompts name all of theirs."""

@@ -27,14 +27,14 @@ def cross_write(held: Tensor, new: Tensor, table: Tensor, row: Tensor) -> Tensor
 
 
 def _attend_sample(
-    name: str, heads: int, sources: int, dim: int, query: tuple[int, ...], lengths: tuple[int, ...] = ()
+    name: str, heads: int, sources: int, dim: int, query: tuple[int, ...], seen: tuple[int, ...] = (), group: int = 1
 ) -> Sample:
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        q = rng.normal(size=(sum(query), heads, dim))
+        q = rng.normal(size=(sum(query), heads * group, dim))
         keys, values = (rng.normal(size=(6, heads, sources, dim)) for _ in range(2))
         table = np.array([[4], [1], [3], [2]], np.int32)[: len(query)]
         token_seq = np.repeat(np.arange(len(query), dtype=np.int32), query)
-        more = (np.array(lengths, np.float32).reshape(-1, 1, 1, 1),) if lengths else ()
+        more = (np.resize(np.array(seen, np.int32), sum(query)),) if seen else ()
         return *(a.astype(np.float16) for a in (q, keys, values)), table, token_seq, *more
 
     return Sample(name, make, {"scale": dim**-0.5})
@@ -69,23 +69,27 @@ def cross_weights(q: Tensor, keys: Tensor, table: Tensor, token_seq: Tensor, *, 
     samples=[
         _attend_sample("decode", 3, 50, 16, (1, 1, 1)),
         _attend_sample("prompts", 2, 33, 32, (4, 1, 19)),
-        _attend_sample("lengths", 2, 9, 16, (3, 1, 18), (1, 9, 2, 4, 5, 7)),
+        _attend_sample("lengths", 2, 9, 16, (3, 1, 18), (1, 9, 2, 4, 0, 5, 7)),
+        _attend_sample("groups", 2, 12, 16, (2, 1), (12, 0, 3), 3),
     ],
     tolerances={"float32": 1e-5, "bfloat16": 1e-2},
 )
 def cross_attention(
-    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, lengths: Tensor | None = None, *, scale: float
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, seen: Tensor | None = None, *, scale: float
 ) -> Tensor:
-    """softmax(q k^T * scale) v over all of a sequence's source: q [T, H, D], keys and values [blocks, H, n, D], table
-    i32[S, 1], token_seq i32[T] -> [T, H, D]. lengths f32[blocks, 1, 1, 1]: vectors of the source in each block; None: n.
-    In float64, so that a token does not depend on the rest of the batch."""
+    """softmax(q k^T * scale) v over all of a sequence's source: q [T, G * H, D], keys and values [blocks, H, n, D], table
+    i32[S, 1], token_seq i32[T] -> [T, G * H, D]. Neighbouring G heads of q share one of keys. seen i32[T]: vectors of the
+    source that each token attends to, the first ones. With 0 the result is 0. None: n. In float64, so that a token does not
+    depend on the rest of the batch."""
     block = table[:, 0].index_select(0, token_seq.long()).long()
-    parts = []
-    for rows, at in zip(torch.split(q, PIECE), torch.split(block, PIECE), strict=True):
+    parts, heads = [], keys.shape[1]
+    counts = [None] * len(torch.split(block, PIECE)) if seen is None else torch.split(seen, PIECE)
+    for rows, at, count in zip(torch.split(q, PIECE), torch.split(block, PIECE), counts, strict=True):
         k, v = (held.index_select(0, at).to(torch.float64) for held in (keys, values))
-        scores = torch.einsum("thd,thnd->thn", rows.to(torch.float64), k) * scale
-        if lengths is not None:  # padding of a step reads a block without a source
-            beyond = torch.arange(k.shape[2], device=k.device) >= lengths.index_select(0, at)[:, 0].clamp(min=1)
-            scores = scores.masked_fill(beyond, -torch.inf)
-        parts.append(torch.einsum("thn,thnd->thd", torch.softmax(scores, -1), v).to(q.dtype))
+        scores = torch.einsum("thgd,thnd->thgn", rows.reshape(len(rows), heads, -1, rows.shape[2]).to(torch.float64), k) * scale
+        if count is not None:
+            count = count[:, None, None, None]
+            scores = scores.masked_fill(torch.arange(k.shape[2], device=k.device) >= count.clamp(min=1), -torch.inf)
+        out = torch.einsum("thgn,thnd->thgd", torch.softmax(scores, -1), v).flatten(1, 2)
+        parts.append((out if count is None else out.where(count[:, 0] > 0, 0.0)).to(q.dtype))
     return torch.cat(parts)

@@ -30,7 +30,7 @@ BACKGROUND = "rgba_background_color"
 class ImageReader(MediaReader):
     def __init__(self, kind: str, processor: Processor, settings: MediaSettings) -> None:
         self._kind, self._processor, self._uncut, self.number = kind, processor, settings.uncut, processor.number
-        self.prefix = processor.prefix
+        self.prefix, self.source = processor.prefix, processor.source
         self._images = ImageLoader(processor, settings.kept_bytes, read_background(settings.decoding.get(kind, {})), READERS)
 
     def read(self, source: MediaSource, data: bytes) -> Image:
@@ -43,6 +43,8 @@ class ImageReader(MediaReader):
         return write_image(self._processor, value.size, token_of)
 
     def make_inputs(self, value: Image, positions: np.ndarray) -> list[Input]:
+        if self.source:
+            return [make_source(self._kind, self._processor, value, int(positions[0]))]
         return [make_image_input(self._kind, self._processor, value, positions, self._uncut)]
 
     def forget(self) -> None:
@@ -150,6 +152,12 @@ def write_image(processor: Processor, size: Size, token_of: Callable[[int], str]
     """The text of an image of this size in the prompt."""
     before, behind = (token_of(each) for each in processor.edges) if processor.edges else ("", "")
     return f"{before}{processor.text(size, token_of(processor.token))}{behind}"
+
+
+def make_source(kind: str, processor: Processor, image: Image, position: int) -> Input:
+    """An image as the source of cross-attention. position: of its placeholder."""
+    data = processor.source_array(image.views, image.size, position)
+    return Input(kind=kind, digest=image.digest, positions=np.zeros(0, np.int32), data=(data,), size=image.size, most_a_step=1)
 
 
 def make_image_input(kind: str, processor: Processor, image: Image, positions: np.ndarray, uncut: bool) -> Input:

@@ -56,6 +56,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Ids before and after the text of `text`, for families that name them in their configuration."""
     whole_prompt: bool = False
     """An image has one vector, and is a prompt without text."""
+    source: bool = False
+    """An image is the source of cross-attention, the only one of its prompt (`source_array`)."""
     together: bool = False
     """The vectors of an image see each other, those behind too."""
     separate: bool = False
@@ -86,6 +88,11 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         """Arrays for the encoder. views: u8[height, width, 3] each, of an image of this size."""
+        raise NotImplementedError
+
+    def source_array(self, views: Sequence[np.ndarray], size: Size, position: int) -> np.ndarray:
+        """f32[rows, columns] for an encoder that cross-attention reads. views: as of `preprocess`. position: of the image among
+        the prompt's tokens."""
         raise NotImplementedError
 
 

@@ -17,6 +17,9 @@ from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, MixerRef, SourceVectors
 from thalweg.models.layers.linear import Linear, RowLinear
+from thalweg.models.layers.mlp import GatedMLP
+from thalweg.models.layers.norm import build_norm
+from thalweg.models.weights import ParamSpec
 
 
 class CrossAttention:
@@ -27,7 +30,8 @@ class CrossAttention:
 
     def __init__(self, ctx: Context, spec: declared.CrossAttention, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._place, self._head_dim, self._sources = place, spec.head_dim, spec.sources
-        heads = ctx.share(spec.heads, "heads of cross attention")
+        ctx.share(spec.heads, "heads of cross attention")
+        heads = ctx.share(spec.widths[1], "heads of keys of cross attention")
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         sources = replace(ctx, adapters=None)  # their rows are no tokens of a sequence
@@ -42,31 +46,77 @@ class CrossAttention:
         self.specs: dict[str, Any] = {
             "q": self._q.specs, "k": self._k.specs, "v": self._v.specs, "out": self._out.specs,
         }  # fmt: skip
+        norm = declared.Norm("", spec.head_dim, spec.norm)
+        self._norms = {key: build_norm(ctx, norm, weights[key]) for key in ("q_norm", "k_norm") if spec.norm}
+        self.specs |= {key: each.specs for key, each in self._norms.items()}
+        if spec.gate:
+            self.specs["gate"] = ParamSpec(weights["gate"], ctx.dtype)
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         table, part, sources = flow.batch.block_tables[self._place.group], flow.batch.get(Sources), flow.sources
-        keys, values, *lengths = flow.caches[self._place.layer]
         if part is not None and sources is not None:
-            keys, values = (
-                self._write(held, self._pad(made(p[name], sources.vectors, None), sources), table, part.row)
-                for held, made, name in ((keys, self._k, "k"), (values, self._v, "v"))
-            )
-            if lengths:
-                count = torch.tensor(sources.lengths, dtype=torch.float32, device=x.device)
-                lengths = [self._write(lengths[0], count[:, None, None], table, part.row)]
-            flow.caches[self._place.layer] = (keys, values, *lengths)
-        q = self._q(p["q"], x, flow).unflatten(-1, (-1, self._head_dim))
+            flow.caches[self._place.layer] = self._keep(p, flow.caches[self._place.layer], sources, table, part.row)
+        keys, values, *numbers = flow.caches[self._place.layer]
+        q = self._normalize("q_norm", p, self._q(p["q"], x, flow)).unflatten(-1, (-1, self._head_dim))
         each = flow.batch.get(EachToken)
         if flow.weights is not None and each is not None and self._aligned:
             row, heads = each.row, self._aligned
             flow.weights.append(self._weigh(q[row][:, heads], keys[:, heads], table, flow.batch.token_seq[row]))
-        return self._out(p["out"], self._attend(q, keys, values, table, flow.batch.token_seq, *lengths).flatten(-2), flow)
+        seen = self._count_seen(numbers, table, flow) if numbers else ()
+        out = self._out(p["out"], self._attend(q, keys, values, table, flow.batch.token_seq, *seen).flatten(-2), flow)
+        return out * torch.tanh(p["gate"]) if "gate" in p else out
+
+    def _keep(
+        self, p: Mapping[str, Any], held: tuple[Array, ...], sources: SourceVectors, table: Array, row: Array
+    ) -> tuple[Array, ...]:
+        """The caches with keys, values and numbers of these sources. row: as of `Sources`."""
+        keys, values, *numbers = held
+        if len(sources.vectors):
+            some = [i for i, n in enumerate(sources.lengths) if n]
+            rows = row if len(some) == len(sources.lengths) else row[some]
+            k, v = self._k(p["k"], sources.vectors, None), self._v(p["v"], sources.vectors, None)
+            keys = self._write(keys, self._pad(self._normalize("k_norm", p, k), sources), table, rows)
+            values = self._write(values, self._pad(v, sources), table, rows)
+        for i, each in enumerate((sources.lengths, sources.begins)[: len(numbers)]):
+            new = torch.tensor(each, dtype=torch.float32, device=row.device)[:, None, None]
+            numbers[i] = self._write(numbers[i], new, table, row)
+        return keys, values, *numbers
+
+    def _count_seen(self, numbers: list[Array], table: Array, flow: Flow) -> tuple[Array]:
+        """i32[T]: vectors that each token attends to."""
+        block = table[:, 0].index_select(0, flow.batch.token_seq.long()).long()
+        length, *begin = (each.flatten().index_select(0, block).to(torch.int32) for each in numbers)
+        if begin:
+            length = length.where(flow.batch.positions >= begin[0], 0)
+            flow.shown = (length > 0).unsqueeze(1)
+        return (length,)
+
+    def _normalize(self, key: str, p: Mapping[str, Any], x: Array) -> Array:
+        """Each head of x [N, heads * head_dim]."""
+        if key not in self._norms:
+            return x
+        made: Array = self._norms[key](p[key], x.reshape(-1, self._head_dim))
+        return made.view(x.shape)
 
     def _pad(self, made: Array, sources: SourceVectors) -> Array:
-        """made [M, n] of all sources' vectors -> [N, sources, n], with zeros behind the last of each."""
-        if all(n == self._sources for n in sources.lengths):
-            return made.unflatten(0, (len(sources.lengths), self._sources))
-        out = made.new_zeros((len(sources.lengths), self._sources, made.shape[1]))
-        for i, part in enumerate(made.split(sources.lengths)):
+        """made [M, n] of all sources' vectors -> [N, sources, n], with zeros behind the last of each, of sources with
+        vectors."""
+        lengths = [n for n in sources.lengths if n]
+        if all(n == self._sources for n in lengths):
+            return made.unflatten(0, (len(lengths), self._sources))
+        out = made.new_zeros((len(lengths), self._sources, made.shape[1]))
+        for i, part in enumerate(made.split(lengths)):
             out[i, : len(part)] = part
         return out
+
+
+class SourceMLP:
+    """x [T, hidden] -> [T, hidden]: 0 for tokens that attend to no source."""
+
+    def __init__(self, ctx: Context, spec: declared.SourceMLP, weights: Mapping[str, Any]) -> None:
+        self._mlp = GatedMLP(ctx, spec.mlp, weights["mlp"])
+        self.specs = {"mlp": self._mlp.specs, "gate": ParamSpec(weights["gate"], ctx.dtype)}
+
+    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
+        assert flow.shown is not None
+        return (self._mlp(p["mlp"], x, flow) * torch.tanh(p["gate"])).where(flow.cut(flow.shown), 0.0)

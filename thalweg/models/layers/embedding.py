@@ -34,7 +34,8 @@ class Embedding:
         self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **one, **said)
         # Rounded to the model's dtype before it multiplies, as the published implementations do.
         self._scale = float(torch.tensor(spec.embed_scale, dtype=getattr(torch, ctx.dtype)))
-        self._adapter = TableAdapter(ctx, table) if ctx.adapters is not None and ctx.adapters.includes(table) else None
+        adapted = ctx.adapters is not None and not spec.prompt_ids and ctx.adapters.includes(table)
+        self._adapter = TableAdapter(ctx, table) if adapted else None
         self.specs = {"weight": ParamSpec(table, ctx.dtype, self._op.pack, form)}
 
     def __call__(self, p: Mapping[str, Any], tokens: Array, rows: AdapterRows | None = None) -> Array:

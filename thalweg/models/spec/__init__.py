@@ -16,7 +16,7 @@ from thalweg.models.spec.audio import AudioSpec, Conv
 from thalweg.models.spec.block_sparse import BlockSparseAttention
 from thalweg.models.spec.compressed import CompressedAttention, KeptEntries, WindowPooling
 from thalweg.models.spec.conformer import ConformerSpec, QFormerSpec
-from thalweg.models.spec.cross import CrossAttention
+from thalweg.models.spec.cross import CrossAttention, SourceMLP
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
 from thalweg.models.spec.fastconformer import FastConformerSpec
@@ -48,6 +48,7 @@ from thalweg.models.spec.shortcut import ShortcutMoE
 from thalweg.models.spec.sparse import SparseMLP
 from thalweg.models.spec.speech import SpeechEncoder
 from thalweg.models.spec.text_encoder import TextEncoder
+from thalweg.models.spec.tile_source import TileSource
 from thalweg.models.spec.transcript import CTCHead, TranscriptHead, TransducerHead
 from thalweg.models.spec.vision import AttentionPoolSpec, ProjectorSpec, VisionSpec
 from thalweg.models.spec.waveform import WaveformEncoder
@@ -120,10 +121,12 @@ __all__ = [
     "Scale",
     "ShortConv",
     "ShortcutMoE",
+    "SourceMLP",
     "SparseMLP",
     "SpeechEncoder",
     "Streams",
     "TextEncoder",
+    "TileSource",
     "TranscriptHead",
     "TransducerHead",
     "UngatedMLP",

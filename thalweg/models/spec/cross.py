@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from thalweg.hal.kv import CrossSpec
-from thalweg.models.weights import Weights, linear
+from thalweg.models.spec.mlp import MLP
+from thalweg.models.spec.norm import Norm
+from thalweg.models.weights import Weights, linear, vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,10 +17,14 @@ class CrossAttention:
 
     heads: int
     head_dim: int
+    kv_heads: int = 0
+    """0 = as many as `heads`."""
     sources: int
     """Vectors of the longest source."""
     varies: bool = False
     """Sources have different lengths. False: all have `sources` vectors."""
+    begins: bool = False
+    """A source has a position: tokens before it attend to nothing, and so do sequences without a source."""
     width: int
     """Of a vector of the source."""
     scale: float = 0.0
@@ -32,22 +38,45 @@ class CrossAttention:
     out: str = "out_proj"
     aligned: tuple[int, ...] = ()
     """Heads whose weights follow the source in the order of the tokens: they align both."""
+    norm: float = 0.0
+    """Epsilon of RMSNorm of each head of q and k. 0: none."""
+    gate: str = ""
+    """A number of the layer, whose tanh multiplies the output; "" = none."""
     rope: ClassVar[None] = None
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        return self.heads, self.heads, self.head_dim
+        return self.heads, self.kv_heads or self.heads, self.head_dim
 
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> CrossSpec:
         """In the model's type, whatever other caches hold."""
-        return CrossSpec(self.heads // ranks, self.head_dim, self.sources, dtype, self.varies)
+        return CrossSpec(self.widths[1] // ranks, self.head_dim, self.sources, dtype, self.varies, self.begins)
 
     def weights(self, at: str, hidden: int) -> Weights:
-        at, inner = f"{at}{self.name}.", self.heads * self.head_dim
+        layer, at, inner, width = at, f"{at}{self.name}.", self.heads * self.head_dim, self.widths[1] * self.head_dim
         q, k, v = (f"{at}{part}" for part in self.parts)
-        return {
+        made: dict[str, Any] = {
             "q": linear({q: inner}, hidden, shard=0, bias=self.bias),
-            "k": linear({k: inner}, self.width, shard=0, bias=self.bias and self.key_bias),
-            "v": linear({v: inner}, self.width, shard=0, bias=self.bias),
+            "k": linear({k: width}, self.width, shard=0, bias=self.bias and self.key_bias),
+            "v": linear({v: width}, self.width, shard=0, bias=self.bias),
             "out": linear({f"{at}{self.out}": hidden}, inner, shard=1, bias=self.bias),
         }
+        if self.norm:
+            made |= {f"{part}_norm": Norm(f"{part}_norm", self.head_dim, self.norm).weights(at) for part in "qk"}
+        return made | ({"gate": vector(f"{layer}{self.gate}", 1)} if self.gate else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceMLP:
+    """The feed-forward part of a layer with cross attention, of tokens that attend to a source. For others its output is 0."""
+
+    mlp: MLP
+    gate: str
+    """A number of the layer, whose tanh multiplies the output."""
+
+    @property
+    def width(self) -> int:
+        return self.mlp.width
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        return {"mlp": self.mlp.weights(at, hidden), "gate": vector(f"{at}{self.gate}", 1)}

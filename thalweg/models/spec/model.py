@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ from thalweg.models.spec.rope import Rope
 from thalweg.models.spec.sam import SamSpec
 from thalweg.models.spec.speech import SpeechEncoder
 from thalweg.models.spec.text_encoder import TextEncoder
+from thalweg.models.spec.tile_source import TileSource
 from thalweg.models.spec.vision import VisionSpec
 from thalweg.models.tail import Pooling
 from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_views, matrices, table_source, vector
@@ -148,6 +150,8 @@ class ModelSpec:
     """The encoder of audio, with the vectors that cross-attention reads."""
     text: TextEncoder | None = None
     """The encoder of a source text, likewise. It shares the embedding."""
+    tile_source: TileSource | None = None
+    """The encoder of an image, likewise. A sequence may lack one."""
     numbers: tuple[int, ...] = ()
     """Of each layer: its number in names of tensors. (): they are counted from 0."""
     embed_norm: AnyNorm | None = None
@@ -177,6 +181,9 @@ class ModelSpec:
     layer: str = "layers.{}."
     embed: str = "embed_tokens"
     """"" = no file has it: tokens are placeholders."""
+    prompt_ids: tuple[tuple[int, int], ...] = ()
+    """(id, stand-in) of tokens behind the vocabulary, which only prompts contain. The row of the stored embedding at `id`
+    replaces that of the stand-in, an unused token. Requires `table_rows`."""
     table_rows: int = 0
     """Rows of the stored embedding, of which the first `vocab` are loaded. 0 = as many."""
     head: str = "lm_head"
@@ -207,14 +214,13 @@ class ModelSpec:
         """Every parameter, by the keys that loaded parameters have."""
         table = f"{self.root}{self.embed}"
         numbers = self.numbers or range(len(self.layers))
-        rows = Source(f"{table}.weight", (self.vocab, self.hidden), rows=self.table_rows, absent=not self.embed)
         made: dict[str, Any] = {
-            "embed": {"weight": Weight((rows,), 1, "embedding")},
+            "embed": {"weight": Weight(tuple(self._embedding(f"{table}.weight")), 1, "embedding")},
             "layers": {
                 i: self.layers[i].weights(self.root + self.layer.format(numbers[i]), self.hidden) for i in self.layer_range
             },
         }
-        for key, encoder in (("speech", self.speech), ("text", self.text)):
+        for key, encoder in (("speech", self.speech), ("text", self.text), ("tile_source", self.tile_source)):
             if encoder is not None:
                 made[key] = encoder.weights(self.root)
         if self.learned:
@@ -231,6 +237,17 @@ class ModelSpec:
                 made[key] = tower.weights(self.hidden)
         missing = {*(() if self.embeds else ENTRY), *(() if self.finishes else TAIL)}
         return {key: part for key, part in made.items() if key not in missing}
+
+    def _embedding(self, name: str) -> Iterator[Source]:
+        """Runs of rows of the stored embedding."""
+        begin = 0
+        for row, id in sorted((stand_in, id) for id, stand_in in self.prompt_ids):
+            if row > begin:
+                yield Source(name, (row - begin, self.hidden), begin, self.table_rows)
+            yield Source(name, (1, self.hidden), id, self.table_rows)
+            begin = row + 1
+        if begin < self.vocab:
+            yield Source(name, (self.vocab - begin, self.hidden), begin, self.table_rows, absent=not self.embed)
 
     def _tail_weights(self) -> dict[str, Any]:
         made: dict[str, Any] = {}
@@ -288,9 +305,9 @@ class ModelSpec:
         return min((each.positions for each in self.learned if each.by == "position"), default=None)
 
     @property
-    def source_encoder(self) -> SpeechEncoder | TextEncoder | None:
+    def source_encoder(self) -> SpeechEncoder | TextEncoder | TileSource | None:
         """The encoder whose vectors cross-attention reads."""
-        return self.speech or self.text
+        return self.speech or self.text or self.tile_source
 
     @property
     def listens(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, StepRows
@@ -36,4 +38,10 @@ class SourcesBuilder(Builder):
             if features is not None:
                 rows.append(row)
                 found.append(features)
-        return (Sources(np.array(rows, np.int32), np.stack(found)) if rows else None), FOREVER
+        return (Sources(np.array(rows, np.int32), _stack(found)) if rows else None), FOREVER
+
+
+def _stack(found: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays with two dimensions as one with three. Smaller ones are filled up with zeros."""
+    shape = np.max([each.shape for each in found], 0)
+    return np.stack([np.pad(each, [(0, more) for more in shape - each.shape]) for each in found])

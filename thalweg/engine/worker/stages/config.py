@@ -53,6 +53,8 @@ def engine_config(
             speech=_speech(inputs),
             transcribes=inputs.spec.listens and f.architecture in TRANSCRIBERS,
             source=_source(inputs),
+            source_columns=0 if inputs.spec.tile_source is None else inputs.spec.tile_source.columns,
+            prompt_ids=dict(inputs.spec.prompt_ids),
         ),
         device=DeviceConfig(
             platform=inputs.platform.name,
