@@ -346,6 +346,8 @@ def spread(model: torch.nn.Module, seed: int) -> None:
             p.normal_(0, 0.6, generator=g)
         elif "embed" in name or "lm_head" in name:
             p.normal_(0, 0.4, generator=g)
+        elif p.ndim == 1:  # gates
+            p.uniform_(0.5, 1.5, generator=g)
         else:
             p.normal_(0, 1.2 / p.shape[1] ** 0.5, generator=g)
 

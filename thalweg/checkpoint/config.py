@@ -155,7 +155,14 @@ def facts(config: Config, path: str | Path) -> ModelInfo:
         max_len=max_len(config),
         weight_bytes=size,
         longest=_longest(config),
+        prompt_tokens=_prompt_tokens(config),
     )
+
+
+def _prompt_tokens(config: Config) -> int:
+    """Llama 3.2 Vision: the placeholder of images has a row of the embedding, but none of the output matrix."""
+    around = config.get(BESIDE)
+    return int(isinstance(around, dict) and around.get("image_token_index") == config.get("vocab_size"))
 
 
 def max_len(config: Config) -> int:

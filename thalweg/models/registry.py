@@ -231,6 +231,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "MoonshineForConditionalGeneration": f"{_FAMILIES}.moonshine:moonshine",
     "MixtralForCausalLM": f"{_FAMILIES}.mixtral:mixtral",
     "ModernBertForMaskedLM": f"{_FAMILIES}.modernbert:modernbert",
+    "MllamaForConditionalGeneration": f"{_FAMILIES}.mllama:mllama",
     "ModernBertForSequenceClassification": f"{_FAMILIES}.modernbert:modernbert_classifier",
     "ModernBertForTokenClassification": f"{_FAMILIES}.modernbert:modernbert_of_tokens",
     "ModernBertModel": f"{_FAMILIES}.modernbert:modernbert",

@@ -24,6 +24,7 @@ from thalweg.media.processors.llama4 import Llama4, llama4
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
 from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_ocr, minicpm_v
 from thalweg.media.processors.minicpm_v_2 import MiniCpmV2, minicpm_v_2
+from thalweg.media.processors.mllama import Mllama, mllama
 from thalweg.media.processors.ovis2 import Ovis2, ovis2
 from thalweg.media.processors.paligemma import colpali, paligemma
 from thalweg.media.processors.phi3_v import Phi3V, phi3_v
@@ -76,6 +77,7 @@ Processor = (
     | LlavaNext
     | MiniCpmV
     | MiniCpmV2
+    | Mllama
     | Ovis2
     | AyaVision
     | PaddleOCR
@@ -134,6 +136,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "MiniCPMV4_6ForConditionalGeneration": minicpm_v,
     "Mistral3ForConditionalGeneration": pixtral,
     "OpsColQwen3Model": qwen3_vl,
+    "MllamaForConditionalGeneration": mllama,
     "Ovis2ForConditionalGeneration": ovis2,
     "PaddleOCRVLForConditionalGeneration": paddleocr_vl,
     "PaliGemmaForConditionalGeneration": paligemma,
