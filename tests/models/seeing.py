@@ -359,7 +359,7 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
     out = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
     shown = (out["input_ids"] == IDS[family.token]).int()
     if images:
-        nested = FAMILIES[name].writer in ("Idefics3Processor", "SmolVLMProcessor")
+        nested = FAMILIES[name].writer in ("GraniteDoclingProcessor", "Idefics3Processor", "SmolVLMProcessor")
         made = read(name, [images] if nested else images)
         extras = [k for k in (*family.extras, "pixel_values_local") if k in made]
         out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *extras)}
@@ -421,7 +421,8 @@ def written(name: str, image: Any) -> str:
     if family.writer in ("MiniCPMV4_6Processor", "MiniCPMOcrProcessor"):
         divisor = 4 if "downsample_mode" in family.settings else 16
         return str(whole.replace_image_token(reads(images=[image], return_tensors="np"), 0, image_token_divisor=divisor))
-    more = {"return_row_col_info": True} if "pixel_attention_mask" in family.extras else {}
+    told = "pixel_attention_mask" in family.extras and family.writer != "GraniteDoclingProcessor"
+    more = {"return_row_col_info": True} if told else {}
     tensors = "pt" if family.writer == "Llama4Processor" else "np"
     text: str = whole.replace_image_token(reads(images=[image], return_tensors=tensors, **more), 0)
     return text.replace("<|patch|>", family.token).replace("<IMG_ATOM>", family.token)

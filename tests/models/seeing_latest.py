@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seeing_parts import HALVES, MROPE, QWEN, Seeing, config
+from seeing_parts import HALVES, IDEFICS, MROPE, QWEN, TILED, Seeing, config
 
 GLM_5 = {
     "kv_lora_rank": 32, "q_lora_rank": 40, "qk_nope_head_dim": 24, "v_head_dim": 20, "n_routed_experts": 8, "n_group": 2,
@@ -69,5 +69,25 @@ LATEST: dict[str, Seeing] = {
         ),
         "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "CohereCompassImageProcessorPil",
         {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}, **HALVES}, ("image_grid_thw",),
+    ),
+    "granite-docling": Seeing(
+        config(
+            "GraniteDoclingConfig",
+            {
+                "model_type": "granite_docling_text", "embedding_multiplier": 2.0, "residual_multiplier": 0.7,
+                "attention_multiplier": 0.2, "logits_scaling": 1.5, "head_dim": 12,
+                "max_position_embeddings": 1024,
+            },
+            IDEFICS | {
+                "model_type": "granite_docling_vision", "num_hidden_layers": 3, "scale_factor": 2, "out_hidden_size": 48,
+                "deepstack_visual_indexes": [0, 2],
+            }, "<image>", density_router_hidden_size=8,
+        ),
+        "<image>", "<image>", "GraniteDoclingImageProcessorPil",
+        {**TILED, "max_patches": 4, "dense_max_patches": 6, "dense_max_scale": 0.9, "dense_min_aspect": 1.2,
+         "dense_max_aspect": 4.0},
+        ("pixel_attention_mask",), writer="GraniteDoclingProcessor",
+        holds={"fake_image_token": "<fake_token_around_image>", "global_image_tag": "<global-img>", "image_seq_len": 4},
+        engine={"max_model_len": 640, "num_gpu_blocks_override": 96},
     ),
 }  # fmt: skip

@@ -145,6 +145,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "GPTNeoForCausalLM": f"{_FAMILIES}.gpt:gpt_neo",
     "GPTNeoXForCausalLM": f"{_FAMILIES}.gpt_neox:gpt_neox",
     "GptOssForCausalLM": f"{_FAMILIES}.gpt_oss:gpt_oss",
+    "GraniteDoclingForConditionalGeneration": f"{_FAMILIES}.granite_docling:granite_docling",
     "GraniteForCausalLM": f"{_FAMILIES}.granite:granite",
     "GraniteMoeForCausalLM": f"{_FAMILIES}.granite:granite_moe",
     "GraniteMoeHybridForCausalLM": f"{_FAMILIES}.granite_hybrid:granite_hybrid",

@@ -17,6 +17,7 @@ from thalweg.media.processors.dots_ocr import dots_ocr
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.glm5_next import Glm5Next, glm5_next
+from thalweg.media.processors.granite_docling import GraniteDocling, granite_docling
 from thalweg.media.processors.idefics3 import Idefics3, idefics3
 from thalweg.media.processors.kimi import Kimi, kimi
 from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
@@ -67,6 +68,7 @@ Processor = (
     | Glm4v
     | Glm5Next
     | GotOcr
+    | GraniteDocling
     | Idefics3
     | Exaone45
     | Janus
@@ -114,6 +116,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Glm5NextForConditionalGeneration": glm5_next,
     "GlmOcrForConditionalGeneration": glm_ocr,
     "GotOcr2ForConditionalGeneration": got_ocr2,
+    "GraniteDoclingForConditionalGeneration": granite_docling,
     "Idefics3ForConditionalGeneration": idefics3,
     "InternS1ForConditionalGeneration": internvl,
     "InternVLChatModel": internvl_chat,

@@ -168,11 +168,12 @@ def check_shape(width: int, height: int) -> None:
         raise ValueError(f"is {width} x {height} pixels: more than {MOST_RATIO} times as long as wide")
 
 
-def closest(width: int, height: int, side: int, least: int, most: int) -> Size:
+def closest(width: int, height: int, side: int, least: int, most: int, longest: int = 0) -> Size:
     """Columns and rows of squares that have an image's ratio best. Of equally good ones the most, while the image has more than
-    half of their pixels."""
+    half of their pixels. longest: squares along an edge; 0 = as many as `most`."""
     best, found = float("inf"), (1, 1)
-    grids = [(x, y) for x in range(1, most + 1) for y in range(1, most + 1) if least <= x * y <= most]
+    edges = range(1, min(most, longest or most) + 1)
+    grids = [(x, y) for x in edges for y in edges if least <= x * y <= most]
     for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
         off = abs(width / height - columns / rows)
         if off < best or (off == best and width * height > 0.5 * side * side * columns * rows):

@@ -36,6 +36,9 @@ class ProjectorLayer:
     limit: float = 0.0
     """With `up`: the input of `act` is clipped to at most this, and the output of `up` to at most this magnitude; 0 = no
     clipping."""
+    grid: int = 0
+    """Of squares with so many rows and columns of vectors: sines of the column, then of the row, are added to each vector; 0 =
+    none."""
     norm: AnyNorm | None = None
     """Before `act`."""
     kernel: tuple[int, ...] = ()

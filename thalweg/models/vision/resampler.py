@@ -30,7 +30,7 @@ class Resampler:
         x = x if s.inputs == n else self._parts.linear("/enter", p["enter"], x)
         x = self._parts.norm("/kv", p["kv"], x)
         q = self._parts.norm("/q", p["q"], p["query"])
-        keys = x + _sines(at, n).to(x.dtype)
+        keys = x + sines(at, n).to(x.dtype)
         q, k, v = (
             functional.linear(each, weight, shift).view(len(each), s.heads, -1).transpose(0, 1)
             for each, weight, shift in zip((q, keys, x), p["qkv"].chunk(3), p["shift"].chunk(3), strict=True)
@@ -42,7 +42,7 @@ class Resampler:
         return self._parts.norm("/post", p["post"], y) @ p["out"]
 
 
-def _sines(at: Array, size: int) -> Array:
+def sines(at: Array, size: int) -> Array:
     """f32[T, size]: sines and cosines of the column, then of the row."""
     every = PERIOD ** -(torch.arange(size // 4, device=at.device, dtype=torch.float32) / (size // 4))
     angles = at.flip(1).unsqueeze(2) * every

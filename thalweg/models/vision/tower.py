@@ -20,7 +20,7 @@ from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import BoundNorm, ScaleLayer, build_norm
 from thalweg.models.vision.pool import AttentionPool
-from thalweg.models.vision.resampler import Resampler
+from thalweg.models.vision.resampler import Resampler, sines
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import DENSE_FORMATS
 
@@ -82,6 +82,10 @@ class Projector:
     def _step(self, i: int, p: Mapping[str, Any], x: Array) -> Array:
         """The steps after a product."""
         norm, act, spec = self._norms[i], self._acts[i], self._spec[i]
+        if spec.grid:
+            each = torch.ones_like(x[:, 0], dtype=torch.int64).cumsum(0) - 1
+            at = torch.stack([torch.div(each, spec.grid, rounding_mode="floor") % spec.grid, each % spec.grid], 1)
+            x = x + sines(at.float(), x.shape[1]).to(x.dtype)
         if norm is not None:
             x = norm(p["norm"], x)
         if spec.act == SOFTMAX:

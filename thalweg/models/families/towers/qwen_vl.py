@@ -42,7 +42,7 @@ def qwen2_5_vl(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     norms = Norms(mixer=Norm("norm1", hidden, EPS), ffn=Norm("norm2", hidden, EPS))
     group = integer(said, "spatial_merge_size", default=2) ** 2
     wide = hidden * group
-    full = _layers(said, "fullatt_block_indexes", (7, 15, 23, 31), depth)
+    full = read_layers(said, "fullatt_block_indexes", (7, 15, 23, 31), depth)
     projector = ProjectorSpec(
         root=f"{ROOT}merger.", group=group, before=Norm("ln_q", hidden, EPS),
         steps=(ProjectorLayer("mlp.0", wide, wide, True, "gelu"), ProjectorLayer("mlp.2", wide, _out(config, said), True)),
@@ -71,7 +71,7 @@ def qwen3_vl(config: Config, tapped: bool = True) -> tuple[VisionSpec, tuple[str
         steps = (ProjectorLayer("linear_fc1", wide, wide, True, "gelu"), ProjectorLayer("linear_fc2", wide, out, True))
         return ProjectorSpec(root=f"{ROOT}{root}.", group=group, before=before, after=after, steps=steps)
 
-    taps = _layers(said, "deepstack_visual_indexes", (8, 16, 24), depth) if tapped else ()
+    taps = read_layers(said, "deepstack_visual_indexes", (8, 16, 24), depth) if tapped else ()
     return _vision(
         config, said, hidden, depth, Layer(_attention(said, hidden), inner, norms),
         merger("merger", LayerNorm("norm", hidden, EPS)), True,
@@ -106,7 +106,8 @@ def _out(config: Config, said: Config) -> int:
     return out
 
 
-def _layers(said: Config, key: str, default: tuple[int, ...], depth: int) -> tuple[int, ...]:
+def read_layers(said: Config, key: str, default: tuple[int, ...], depth: int) -> tuple[int, ...]:
+    """Numbers of layers, from 0."""
     found = said.get(key)
     found = list(default) if found is None else found
     if not isinstance(found, list) or not all(type(i) is int and 0 <= i < depth for i in found):
