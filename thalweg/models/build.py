@@ -18,13 +18,13 @@ from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
 from thalweg.models.expert_parallel import has_experts, place_experts
 from thalweg.models.fallback.spec import TransformersSpec
+from thalweg.models.precision import model_scheme
 from thalweg.models.refusals import check_ranks
 from thalweg.models.registry import family
 from thalweg.models.stages import cut_stage
 from thalweg.plugins import import_attribute
 from thalweg.quantization.format import Scheme
-from thalweg.quantization.online import Formats, linear_spec
-from thalweg.quantization.registry import scheme
+from thalweg.quantization.online import linear_spec
 
 FOREIGN = "thalweg.models.fallback.module:TransformersModel"
 """Module of models that run transformers' own modules. Importing it imports transformers."""
@@ -70,7 +70,7 @@ def build(
         spec = place_experts(spec)
     if mesh.stage.size > 1:
         spec = cut_stage(spec, mesh.stage.index, mesh.stage.size, stage_layers)
-    use = resolve_scheme(scheme(config, quantization), binder, dtype, spec.hidden)
+    use = resolve_scheme(model_scheme(config, quantization, spec), binder, dtype, spec.hidden)
     ctx = Context(
         binder, attention, mesh, dtype, max_len, block_tokens, use, kv_dtype, tuple(kv_skip), state_tokens or block_tokens,
         adapters=adapters, spare_states=spare_states, tp_invariant=tp_invariant,
@@ -88,7 +88,7 @@ def build(
 
 def resolve_scheme(use: Scheme, binder: Binder, dtype: str, width: int) -> Scheme:
     """A scheme as models hold it there: some name second formats. width: of the layers' inputs."""
-    return use.choose(functools.partial(gains, binder, dtype, width)) if isinstance(use, Formats) else use
+    return use.choose(functools.partial(gains, binder, dtype, width))
 
 
 def gains(binder: Binder, dtype: str, width: int, form: WeightFormat) -> bool:

@@ -18,7 +18,7 @@ from thalweg.hal.parts.proposing import Proposing
 from thalweg.hal.step import StepBatch
 from thalweg.models.build import build
 from thalweg.models.drafts.declared import describe_indivisible
-from thalweg.models.layered_proposer import CACHES, LayeredProposer, draft_method
+from thalweg.models.layered_proposer import CACHES, LayeredProposer
 from thalweg.models.proposer import KEY, ProposerSetup
 
 
@@ -34,7 +34,7 @@ class DraftModelProposer(LayeredProposer):
             draft = build(
                 setup.draft.hf, binder=setup.binder, attention=setup.attention, mesh=Mesh() if whole else setup.mesh,
                 dtype=setup.model.dtype, max_len=setup.max_len, block_tokens=setup.block_tokens,
-                quantization=draft_method(setup), kv_dtype=setup.draft.kv_dtype,
+                quantization=setup.draft.quantization, kv_dtype=setup.draft.kv_dtype,
             )  # fmt: skip
         except ConfigError as e:
             raise e if whole else describe_indivisible(setup.draft, e) from None

@@ -7,7 +7,6 @@ the temperature they are right more often than at the whole of it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,13 +20,12 @@ from thalweg.hal.device import Device
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import StepBatch
-from thalweg.models.build import Model, gains, resolve_scheme
+from thalweg.models.build import Model, resolve_scheme
 from thalweg.models.context import Context
 from thalweg.models.load import load_params
+from thalweg.models.precision import model_scheme
 from thalweg.models.proposer import Proposer, ProposerSetup
 from thalweg.models.sizes import shared_group
-from thalweg.quantization.online import choose_method
-from thalweg.quantization.registry import scheme
 
 TAU = 0.25
 """Share of the temperature in drafts."""
@@ -115,18 +113,11 @@ class LayeredProposer(Proposer):
         return drawn.to(torch.int32)
 
 
-def draft_method(setup: ProposerSetup) -> str | None:
-    """The method that rounds the dense weights of the drafter's checkpoint, as `build` accepts it."""
-    assert setup.draft is not None, "planning has read it"
-    hidden, dtype = setup.draft.spec.hidden, setup.model.dtype
-    return choose_method(setup.draft.quantization, functools.partial(gains, setup.binder, dtype, hidden))
-
-
 def draft_context(setup: ProposerSetup) -> Context:
     """For layers of a separate checkpoint, with the formats of its weights."""
     assert setup.draft is not None, "planning has read it"
     hidden, dtype = setup.draft.spec.hidden, setup.model.dtype
-    use = resolve_scheme(scheme(setup.draft.hf, draft_method(setup)), setup.binder, dtype, hidden)
+    use = resolve_scheme(model_scheme(setup.draft.hf, setup.draft.quantization, setup.draft.spec), setup.binder, dtype, hidden)
     return Context(
         setup.binder, setup.attention, setup.mesh, dtype, setup.max_len, setup.block_tokens, use, setup.draft.kv_dtype
     )

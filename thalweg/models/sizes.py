@@ -61,9 +61,15 @@ def table_bytes(spec: ModelSpec, max_len: int) -> int:
 
 
 def held_bytes(
-    weight: Weight, dtype: str, use: Scheme, ranks: int = 1, share: Callable[[str], float] = lambda dtype: 1.0
+    weight: Weight,
+    dtype: str,
+    use: Scheme,
+    ranks: int = 1,
+    share: Callable[[str], float] = lambda dtype: 1.0,
+    coded: Callable[[WeightFormat, int, int], int] = WeightFormat.bytes,
 ) -> int:
-    """Bytes of a parameter on one rank: in dtype, or in its format. share: the held fraction of a dense matrix's bytes."""
+    """Bytes of a parameter on one rank: in dtype, or in its format. share: the held fraction of a dense matrix's bytes. coded:
+    the bytes of a quantised matrix [outputs, inputs] in a format."""
     total = 0
     for part in products(weight.of_rank(0, ranks), use):
         form = use.of(part.role, part.sources[0].name)
@@ -72,7 +78,7 @@ def held_bytes(
             kind = weight.dtype or dtype
             total += int(sum(map(prod, shapes)) * BYTES[kind] * share(kind))
         else:
-            total += sum(form.bytes(*shape) for shape in shapes) + form.shared_bytes(shapes[0][1])
+            total += sum(coded(form, shape[0], shape[1]) for shape in shapes) + form.shared_bytes(shapes[0][1])
     return total
 
 
@@ -84,17 +90,18 @@ def weight_bytes(
     use: Scheme = DENSE_FORMATS,
     packs: Callable[[str, WeightFormat], bool] = lambda dtype, format: False,
     dense_share: Callable[[str], float] = lambda dtype: 1.0,
+    coded: Callable[[WeightFormat, int, int], int] = WeightFormat.bytes,
 ) -> int:
     """Bytes of the weights in memory, on one of the ranks that share them: with the copies packed by kernels (`packs`) and
     computed tables. A tied matrix is counted once where the embedding and the output matrix use the same values: in one format,
-    unpacked, on one rank. dense_share: the fraction of a matrix's bytes that kernels hold."""
+    unpacked, on one rank. dense_share: the fraction of a matrix's bytes that kernels hold. coded: as in `held_bytes`."""
     table = f"{spec.root}{spec.embed}.weight"
     form = use.of("embedding", table)
     once = spec.tied and spec.span is None and ranks == 1 and not packs(dtype, form) and use.of("tied", table) == form
     each = dict.fromkeys(parameters(spec))  # layers may share one
     multiplied, share = {*MULTIPLIED, *["embedding"] * once}, functools.cache(dense_share)
     held = sum(
-        held_bytes(w, dtype, use, ranks, share) if w.role in multiplied else held_bytes(w, dtype, use, ranks)
+        held_bytes(w, dtype, use, ranks, share if w.role in multiplied else lambda dtype: 1.0, coded)
         for w in each
         if not (once and w.role == "tied")
     )

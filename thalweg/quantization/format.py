@@ -29,6 +29,10 @@ class Scheme(Protocol):
         """The format of a parameter. role: its use ("linear", "experts", "head", "tied", "embedding", "plain").
         name: the tensor with its weight, present or not: "model.layers.0.mlp.down_proj.weight"."""
 
+    def choose(self, gains: Callable[[WeightFormat], bool]) -> Scheme:
+        """The best of its formats for a device. gains: has it a kernel for linear layers of this format, and is that kernel
+        faster than its alternatives?"""
+
 
 CACHE = re.compile(
     r"\.((q|k|v|kv)_scale|[qkv]_zero_point|prob_output_scale|[kv]_cache\.scale|(q|k|v|qkv)_proj\.output_scale|[kv]_proj\.[kv]_bias)$"
@@ -104,6 +108,9 @@ class Format(ABC):
         """The same weights with inputs as in the online method of this name. None: unsupported by this format. Default:
         never."""
         return None
+
+    def choose(self, gains: Callable[[WeightFormat], bool]) -> Format:
+        return self
 
     def of(self, role: str, name: str) -> WeightFormat:
         found = (self._layer_format(name.removesuffix(".weight")) if role in QUANTISED else None) or DENSE

@@ -5,8 +5,11 @@ the device has a kernel for it, the four largest inputs of a row keep their valu
 nearly all of the error: of SmolLM2-135M's perplexity, 4 to 5 %.
 w4a16: layers hold 4-bit codes with a scale and a zero point per 64 inputs; inputs keep their dtype. w4a8: the same weights,
 but each 64 inputs of a row are rounded to int8 by their largest, for integer matmuls. The error is small next to that of 4
-bits. "int4" is the first of w4a8 and w4a16 for which the device has a kernel. Weights that are 4-bit integers in groups of 32
-already (`grids`) keep their groups, with a minimum each.
+bits.
+int4: w4a8 where the device has a kernel that gains by it, else w4a16. Narrow models lose much more to 4 bits than wide ones.
+There groups have 32 inputs, and the projections of values and those back from the MLP hold int8 like the output matrix
+(`Formats.for_model`). GGUF's Q4_K_M gives 6 bits or more to half of the same matrices.
+In all three, weights that are 4-bit integers in groups of 32 already (`grids`) keep their groups, with a minimum each.
 
 fp8: 8-bit floats with a scale per output. Each row of the input is rounded to 8-bit floats too, where the device multiplies
 such floats. fp8_per_block: scales per 128 inputs, of weights and of rows of the input. w8a16: int8 with a scale per output.
@@ -21,7 +24,7 @@ calibration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20
 """Weights rounded at once: their float32 copies stay in a cache."""
+NARROW, SMALL_GROUP = 2048, 32
+"""Models with hidden states of fewer values count as narrow. Inputs that share a scale there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +50,30 @@ class Formats:
     """Replaces `head` where the device gains nothing by that. It takes no more memory."""
     plain_layers: WeightFormat | None = None
     """The same for `layers`."""
+    mixes: bool = False
+    """Narrow models have smaller groups, and some matrices in more bits (`for_model`)."""
+    sensitive: frozenset[str] = frozenset()
+    """Matrices inside layers in the format of the output matrix, by the names of their tensors."""
+
+    def for_model(self, width: int, sensitive: Iterable[str]) -> Formats:
+        """The formats for one model. width: of its hidden states. sensitive: tensors of the matrices that lose most
+        by rounding, for their size."""
+        if not self.mixes or width >= NARROW:
+            return self
+        plain = self.plain_layers and replace(self.plain_layers, group=SMALL_GROUP)
+        layers = replace(self.layers, group=SMALL_GROUP)
+        return replace(self, layers=layers, plain_layers=plain, sensitive=frozenset(sensitive))
 
     def choose(self, gains: Callable[[WeightFormat], bool]) -> Formats:
-        """The best of these formats for a device. gains: as in `choose_method`."""
+        """The best of these formats for a device, as `Scheme.choose` has it."""
         layers = self.layers if self.plain_layers is None or gains(self.layers) else self.plain_layers
-        return Formats(layers, self.head if self.plain_head is None or gains(self.head) else self.plain_head)
+        head = self.head if self.plain_head is None or gains(self.head) else self.plain_head
+        return Formats(layers, head, sensitive=self.sensitive)
 
     def of(self, role: str, name: str) -> WeightFormat:
         """The format of a parameter. role: its use ("linear", "experts", "head", ...); name: its first tensor."""
         if role == "linear":
-            return self.layers
+            return self.head if name in self.sensitive else self.layers
         if role == "experts":  # their op rounds no inputs
             return replace(self.layers, act="")
         return self.head if role in ("head", "tied") else DENSE
@@ -63,11 +82,14 @@ class Formats:
 DENSE_FORMATS = Formats()
 _HEAD = WeightFormat("int", 8)
 _KEEP = WeightFormat("int", 8, act="int8_keep4")
+_FOUR = WeightFormat("int", 4, 64, symmetric=False)
+_FOUR_ROUNDED = replace(_FOUR, act="int8_per_group")
 METHODS: Mapping[str, Formats] = {
     "int8": Formats(_KEEP, _KEEP, _HEAD, WeightFormat("int", 8, act="int8")),
+    "int4": Formats(_FOUR_ROUNDED, _KEEP, _HEAD, _FOUR, mixes=True),
     "w8a16": Formats(WeightFormat("int", 8), _HEAD),
-    "w4a16": Formats(WeightFormat("int", 4, 64, symmetric=False), _HEAD),
-    "w4a8": Formats(WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group"), _KEEP, _HEAD),
+    "w4a16": Formats(_FOUR, _HEAD),
+    "w4a8": Formats(_FOUR_ROUNDED, _KEEP, _HEAD),
     "fp8": Formats(WeightFormat("float", 8, act="float8_e4m3fn"), _HEAD, plain_layers=WeightFormat("float", 8)),
     "fp8_per_block": Formats(
         WeightFormat("float", 8, 128, act="float8_e4m3fn_per_group"), _HEAD, plain_layers=WeightFormat("float", 8, 128)
@@ -75,9 +97,7 @@ METHODS: Mapping[str, Formats] = {
     "mxfp4": Formats(WeightFormat("float", 4, 32), _HEAD),
     "nvfp4": Formats(WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn"), _HEAD),
 }
-"""By the names that `thalweg.config.ROUNDINGS` gives users, but for those of CANDIDATES."""
-CANDIDATES: Mapping[str, tuple[str, ...]] = {"int4": ("w4a8", "w4a16")}
-"""Names that leave the choice to the device: methods best first, none larger than the first. The last one is for any device."""
+"""By the names that `thalweg.options.weights.ROUNDINGS` gives users."""
 
 
 def canonical_name(method: str | None) -> str | None:
@@ -86,23 +106,14 @@ def canonical_name(method: str | None) -> str | None:
 
 
 def formats(method: str | None, grid: int = 0) -> Formats:
-    """None: nothing is rounded. Of a name of CANDIDATES the first one: enough for memory to be planned. grid: inputs that share
-    a scale in weights that are 4-bit integers already (`quantization.grids`). Methods of 4-bit integers keep those."""
+    """None: nothing is rounded. grid: inputs that share a scale in weights that are 4-bit integers already
+    (`quantization.grids`). Methods of 4-bit integers keep those."""
     method = canonical_name(method)
-    found = METHODS[CANDIDATES.get(method, (method,))[0]] if method else DENSE_FORMATS
+    found = METHODS[method] if method else DENSE_FORMATS
     if not grid or (found.layers.kind, found.layers.bits) != ("int", 4):
         return found
-    return replace(found, layers=replace(found.layers, group=grid, mins=True))
-
-
-def choose_method(method: str | None, gains: Callable[[WeightFormat], bool]) -> str | None:
-    """The name in METHODS for this one. gains: has the device a kernel for linear layers of this format, and is the kernel
-    fastest there?"""
-    method = canonical_name(method)
-    if method is None or method not in CANDIDATES:
-        return method
-    *better, last = CANDIDATES[method]
-    return next((m for m in better if gains(METHODS[m].layers)), last)
+    plain = found.plain_layers and replace(found.plain_layers, group=grid, mins=True)
+    return replace(found, layers=replace(found.layers, group=grid, mins=True), plain_layers=plain, mixes=False)
 
 
 def linear_spec(format: WeightFormat) -> dict[str, Any]:

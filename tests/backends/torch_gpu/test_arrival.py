@@ -187,7 +187,7 @@ def _weights(readers: int, quantization: str | None) -> list[torch.Tensor]:
     from thalweg.hal.op import Binder
     from thalweg.models.build import build
     from thalweg.models.load import load_params
-    from thalweg.quantization import online, registry
+    from thalweg.quantization import registry
 
     platform = HostGpuPlatform()
     platform.options = HostGpuOptions(readers=readers)
@@ -195,7 +195,7 @@ def _weights(readers: int, quantization: str | None) -> list[torch.Tensor]:
     model = build(
         read_config(path, None, registry.check), binder=Binder(device.kernels), attention=device.attention,
         mesh=Mesh(device.comm), dtype="bfloat16", max_len=256, block_tokens=16,
-        quantization=online.choose_method(quantization, lambda form: True),
+        quantization=quantization,
     )  # fmt: skip
     params = load_params(model, path, device, progress=False)
     device.synchronize()

@@ -123,6 +123,9 @@ class CompileOnlyPlatform(Platform):
     def dense_share(self, dtype: str) -> float:
         return self._base.dense_share(dtype)
 
+    def quantised_bytes(self, format: WeightFormat, outputs: int, inputs: int) -> int:
+        return self._base.quantised_bytes(format, outputs, inputs)
+
     def workspace(self, s: StepSizes) -> int:
         return 0
 

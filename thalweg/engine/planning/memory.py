@@ -31,6 +31,7 @@ from thalweg.hal.platform import Defaults, ModelInfo, Platform, StepSizes
 from thalweg.models import adapter_names, registry, sizes
 from thalweg.models.drafts.declared import DraftModel
 from thalweg.models.fallback.spec import UNRELIABLE, TransformersSpec
+from thalweg.models.precision import model_scheme
 from thalweg.models.refusals import check_ranks
 from thalweg.models.spec import ModelSpec
 from thalweg.models.weights import IndivisibleError
@@ -174,8 +175,10 @@ def _plan_sizes(k: _PlanInputs) -> Plan:
         _check_stored(k)
     weights = beside = 0
     if k.platform.runs_models:
-        use = formats.scheme(k.hf, args.quantization)
-        weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, k.platform.packs, k.platform.dense_share)
+        use = model_scheme(k.hf, args.quantization, k.spec)
+        weights = sizes.weight_bytes(
+            k.spec, dtype, length, k.ranks, use, k.platform.packs, k.platform.dense_share, k.platform.quantised_bytes
+        )
         weights += 0 if k.draft is None else k.draft.weight_bytes(dtype, length, k.platform)
         beside = sizes.loading_bytes(k.spec, dtype, k.ranks, use)
         beside *= 2 if isinstance(k.spec, TransformersSpec) else 1  # tensors of experts are joined as a copy

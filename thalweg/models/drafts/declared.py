@@ -12,8 +12,8 @@ from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Platform
 from thalweg.models import sizes
+from thalweg.models.precision import model_scheme
 from thalweg.models.spec import ModelSpec, MTPSpec
-from thalweg.quantization import registry as formats
 
 FIELD = "speculative_config: model"
 
@@ -51,8 +51,10 @@ class DraftModel:
 
     def weight_bytes(self, dtype: str, max_len: int, platform: Platform) -> int:
         """On each rank. IndivisibleError."""
-        use = formats.scheme(self.hf, self.quantization)
-        return sizes.weight_bytes(self.spec, dtype, max_len, self.ranks, use, platform.packs, platform.dense_share)
+        use = model_scheme(self.hf, self.quantization, self.spec)
+        return sizes.weight_bytes(
+            self.spec, dtype, max_len, self.ranks, use, platform.packs, platform.dense_share, platform.quantised_bytes
+        )
 
     def add_caches(self, groups: Sequence[KVSpec], dtype: str, max_len: int, block_tokens: int) -> tuple[KVSpec, ...]:
         """The target's KV groups, with the caches of the draft's layers on the blocks of one of them."""

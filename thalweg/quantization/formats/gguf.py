@@ -5,7 +5,7 @@ Codes need between 2 and 8 bits; they are held in 4 or in 8. 4-bit floats (MXFP4
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 FLOATS = ("MXFP4", "NVFP4")
 """Types with codes of twice a 4-bit float."""
-BY_METHOD = {"w4a8": "int8_per_group", "w4a16": "", "int4": ""}
-"""Methods of `online` -> `WeightFormat.act`. The engine has resolved int4 where products are bound; memory is the same."""
+BY_METHOD = {"w4a8": "int8_per_group", "w4a16": "", "int4": "int8_per_group"}
+"""Methods of `online` -> `WeightFormat.act`. The device decides about that of int4 (`Gguf.choose`)."""
 _BY_NAME = {t.name: t for t in TYPES.values()}
 
 
@@ -46,7 +46,7 @@ class Gguf(Format):
             )
         self._types: Mapping[str, str] = types
         self._tiles: Mapping[str, list[int]] = description.get("tiles") or {}
-        self._act = ""
+        self._act, self._optional = "", False
 
     def scheme(self, layer: str) -> WeightFormat | None:
         return weight_format(self._types[layer]) if layer in self._types else None
@@ -56,8 +56,14 @@ class Gguf(Format):
         if method not in BY_METHOD:
             return None
         made = Gguf(self.description)
-        made._act = BY_METHOD[method]
+        made._act, made._optional = BY_METHOD[method], method == "int4"
         return made
+
+    def choose(self, gains: Callable[[WeightFormat], bool]) -> Gguf:
+        """int4: inputs are rounded if the device gains by it in the commonest types of 4 bits, Q4_K's and Q4_0's."""
+        if not self._optional or all(gains(replace(weight_format(name), act=self._act)) for name in ("Q4_K", "Q4_0")):
+            return self
+        return Gguf(self.description)
 
     def of(self, role: str, name: str) -> WeightFormat:
         """Embeddings too: their rows are decoded at lookup."""

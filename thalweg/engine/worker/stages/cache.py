@@ -16,7 +16,7 @@ from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.hal.device import Device
 from thalweg.hal.step import StateBox
 from thalweg.models import sizes
-from thalweg.quantization import registry as formats
+from thalweg.models.precision import model_scheme
 
 if TYPE_CHECKING:
     from thalweg.models.build import Model
@@ -85,9 +85,11 @@ def _cache_bytes(inputs: BuildInputs, built: BuiltModel) -> int:
     steps = step_sizes(spec, built.schedule, built.max_len, built.dtype, ranks, args.batch_invariant is not False)
     others = inputs.platform.workspace(steps) + history(built.schedule, built.max_len, spec) + encoder_cache_bytes(spec)
     others += adapter_slots(args, spec, built.dtype, ranks)
-    use = formats.scheme(inputs.hf, args.quantization)
+    use = model_scheme(inputs.hf, args.quantization, spec)
     platform = inputs.platform
-    weights = sizes.weight_bytes(spec, built.dtype, built.max_len, ranks, use, platform.packs, platform.dense_share)
+    weights = sizes.weight_bytes(
+        spec, built.dtype, built.max_len, ranks, use, platform.packs, platform.dense_share, platform.quantised_bytes
+    )
     if inputs.draft is not None:
         weights += inputs.draft.weight_bytes(built.dtype, built.max_len, platform)
     return resolve.cache_bytes(args, inputs.defaults, inputs.device.memory(), weights, others)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -64,7 +63,6 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
     """Every op of the model bound to a kernel. Errors as in `thalweg.models.build`."""
     from thalweg.models.adapters import AdapterPlan
     from thalweg.models.build import build as assemble
-    from thalweg.models.build import gains
     from thalweg.models.sizes import layout_bytes
 
     args, device, spec = inputs.args, inputs.device, inputs.spec
@@ -82,7 +80,7 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
         logger.info("load_format: %s reads the same files as safetensors, and is served by that reader", args.load_format)
     if args.quantization in SPELLINGS:
         logger.info("quantization: %s is served as %s", args.quantization, online.canonical_name(args.quantization))
-    method = online.choose_method(args.quantization, functools.partial(gains, binder, dtype, inputs.facts.hidden))
+    method = online.canonical_name(args.quantization)
     block_tokens = resolve.block_tokens(args, inputs.defaults)
     background = device.background() if spec.vision is not None or spec.audio is not None else None
     model = assemble(
