@@ -96,6 +96,9 @@ NAMES: Mapping[str, Mapping[str, str]] = {
 SHORTER: Mapping[str, Mapping[str, str]] = {"qwen": {"seq_length": "max_position_embeddings"}}
 """The same of names that apply where both are given. Longer sequences than QWen's `seq_length` have other frequencies."""
 _ENDLESS = {"num_attention_heads": 1, "max_position_embeddings": 32_768}
+_WAV2VEC = {
+    "vocab_size": 32, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "max_position_embeddings": 1,
+}  # fmt: skip
 ABSENT: Mapping[str, Mapping[str, Any]] = {
     "mamba": _ENDLESS,
     "mamba2": _ENDLESS,
@@ -104,6 +107,7 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
     **{name: {"max_position_embeddings": 512} for name in ("mt5", "t5", "umt5")},
     **{name: {"max_position_embeddings": 2048} for name in ("falcon", "RefinedWeb", "RefinedWebModel")},
     "recurrent_gemma": {"max_position_embeddings": 8192},
+    **dict.fromkeys(("data2vec-audio", "hubert", "unispeech", "unispeech-sat", "wav2vec2", "wavlm"), _WAV2VEC),
     "gemma3_text": {
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,

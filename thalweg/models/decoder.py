@@ -49,6 +49,7 @@ from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.sam import SamEncoder
 from thalweg.models.vision.tile_source import TileEncoder
 from thalweg.models.vision.tower import VisionEncoder
+from thalweg.models.vision.wav2vec import Wav2VecEncoder
 from thalweg.models.weights import ParamSpec, Weight
 
 
@@ -97,6 +98,7 @@ AUDIO: Mapping[type, Callable[..., Any]] = {
     spec.AudioSpec: AudioEncoder,
     spec.ConformerSpec: Conformer,
     spec.FastConformerSpec: FastConformer,
+    spec.Wav2VecSpec: Wav2VecEncoder,
 }
 """Declaration of an audio encoder -> the encoder."""
 

@@ -23,6 +23,8 @@ import tokenizers
 
 from thalweg.errors import CheckpointError, RequestError
 from thalweg.text.added import FILE, MAP, add_missing_tokens, merge_settings, special_names
+from thalweg.text.characters import FILE as CHARACTERS
+from thalweg.text.characters import characters, is_characters
 from thalweg.text.pieces import make_pieces
 
 log = logging.getLogger(__name__)
@@ -203,6 +205,8 @@ def load_tokenizer(path: Path, rows: int | None = None) -> Tokenizer:
     config = merge_settings(_json(path / "tokenizer_config.json"), _json(path / MAP), added)
     found = templates(path)
     if not (path / "tokenizer.json").exists():
+        if is_characters(path, config):
+            return Tokenizer(characters(_json(path / CHARACTERS), config, path / CHARACTERS), config, found)
         return Tokenizer(_from_transformers(path), config, found)
     return Tokenizer(_backend(path / "tokenizer.json"), config, found)
 

@@ -17,6 +17,7 @@ from thalweg.models.vision.conformer import Conformer
 from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.sam import SamEncoder
 from thalweg.models.vision.tower import VisionEncoder
+from thalweg.models.vision.wav2vec import Wav2VecEncoder
 
 Compile = Callable[[Step, Params, StateBox], Executable]
 TOGETHER = 1 << 14
@@ -27,7 +28,7 @@ TOGETHER = 1 << 14
 class EncoderNetwork:
     """An encoder of the model, and its executables. Kinds of media may share one."""
 
-    model: VisionEncoder | SamEncoder | AudioEncoder | Conformer | FastConformer
+    model: VisionEncoder | SamEncoder | AudioEncoder | Conformer | FastConformer | Wav2VecEncoder
     params: Params
     state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
     carried: dict[str, Any] = field(default_factory=dict, init=False)

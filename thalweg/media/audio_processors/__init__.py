@@ -14,6 +14,7 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.audio_processors.base import AudioProcessor
 from thalweg.media.audio_processors.granite_speech import granite_speech
 from thalweg.media.audio_processors.parakeet import parakeet
+from thalweg.media.audio_processors.wav2vec import wav2vec
 from thalweg.media.mel import HOP, RATE, WINDOW
 from thalweg.media.processors.base import FILE, outer
 
@@ -116,8 +117,10 @@ def _qwen3(config: Config, token: int) -> dict[str, Any]:
 
 AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "AudioFlamingo3ForConditionalGeneration": _audio_flamingo3,
+    "Data2VecAudioForCTC": wav2vec,
     "GlmAsrForConditionalGeneration": _glm_asr,
     "GraniteSpeechForConditionalGeneration": granite_speech,
+    "HubertForCTC": wav2vec,
     "MusicFlamingoForConditionalGeneration": _music_flamingo,
     "ParakeetForCTC": parakeet,
     "ParakeetForRNNT": parakeet,
@@ -129,19 +132,25 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "Qwen3ASRForConditionalGeneration": _qwen3_asr,
     "Qwen3OmniMoeForConditionalGeneration": _qwen3_omni,
     "Qwen3OmniMoeThinkerForConditionalGeneration": _qwen3_omni,
+    "UniSpeechForCTC": wav2vec,
+    "UniSpeechSatForCTC": wav2vec,
     "VoxtralForConditionalGeneration": _voxtral,
+    "Wav2Vec2ForCTC": wav2vec,
+    "WavLMForCTC": wav2vec,
 }
 """`architectures` entry of config.json -> the function that builds its audio processor."""
 
 
-OTHER_SPECTRA = frozenset({granite_speech, parakeet})
+OTHER_SPECTRA = frozenset({granite_speech, parakeet, wav2vec})
 """Those that check the settings of spectra themselves."""
 
 
 def load_audio_processor(config: Config, path: Path) -> AudioProcessor | None:
     """The audio processor of the model in this directory. None: no audio input. CheckpointError or UnsupportedModelError."""
     read = AUDIO_PROCESSORS.get(architecture(config))
-    if read is None or config.get("language_model_only") or not ({"audio_config", "encoder_config"} & outer(config).keys()):
+    if read is None or config.get("language_model_only"):
+        return None
+    if read is not wav2vec and not ({"audio_config", "encoder_config"} & outer(config).keys()):
         return None
     said = _read_settings(folder(path))
     if read in OTHER_SPECTRA:

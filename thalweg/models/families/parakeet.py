@@ -11,7 +11,7 @@ from thalweg.media.audio_processors.parakeet import LONGEST
 from thalweg.media.mel import HOP, RATE
 from thalweg.models.families.towers.common import act
 from thalweg.models.families.transcribers import transcriber
-from thalweg.models.spec import CTCHead, FastConformerSpec, ModelSpec, TranscriptHead, TransducerHead
+from thalweg.models.spec import CTCHead, FastConformerSpec, ModelSpec, Names, TranscriptHead, TransducerHead
 
 
 def parakeet_ctc(config: Config) -> ModelSpec:
@@ -49,7 +49,7 @@ def blank_token(config: Config, key: str, labels: int) -> int:
 def _transcriber(config: Config, head: TranscriptHead) -> ModelSpec:
     encoder = fastconformer(encoder_config(config), LONGEST, head)
     counters = tuple(f"{encoder.root}layers.{i}.conv.norm.num_batches_tracked" for i in range(encoder.layers))
-    return transcriber(encoder, encoder.frames * head.per_frame, counters)
+    return transcriber(encoder, encoder.frames * head.per_frame, Names(skip=counters))
 
 
 def encoder_config(config: Config) -> dict[str, Any]:

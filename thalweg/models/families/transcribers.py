@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from thalweg.models.spec import FastConformerSpec, ModelSpec, Names
+from thalweg.models.spec import FastConformerSpec, ModelSpec, Names, Wav2VecSpec
 from thalweg.models.spec.transcript import transcript_width
 from thalweg.models.tail import Pooling
 
 
-def transcriber(encoder: FastConformerSpec, tokens: int, skip: tuple[str, ...] = ()) -> ModelSpec:
-    """tokens: of the longest transcript. skip: prefixes of tensors that are not read."""
+def transcriber(encoder: FastConformerSpec | Wav2VecSpec, tokens: int, names: Names) -> ModelSpec:
+    """tokens: of the longest transcript."""
     return ModelSpec(
         vocab=1, hidden=transcript_width(tokens), layers=(), norm=None, root="", embed="",
-        names=Names(skip=skip), audio=encoder, pooling=Pooling("last", activate=False, encoded=True, transcribes=True),
+        names=names, audio=encoder, pooling=Pooling("last", activate=False, encoded=True, transcribes=True),
     )  # fmt: skip

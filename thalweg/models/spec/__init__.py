@@ -51,6 +51,7 @@ from thalweg.models.spec.text_encoder import TextEncoder
 from thalweg.models.spec.tile_source import TileSource
 from thalweg.models.spec.transcript import CTCHead, TranscriptHead, TransducerHead
 from thalweg.models.spec.vision import AttentionPoolSpec, ProjectorSpec, VisionSpec
+from thalweg.models.spec.wav2vec import PlaceConvolution, Wav2VecSpec
 from thalweg.models.spec.waveform import WaveformEncoder
 from thalweg.models.spec.xielu import XieluMLP
 
@@ -107,6 +108,7 @@ __all__ = [
     "Norms",
     "PairNorm",
     "ParallelMoE",
+    "PlaceConvolution",
     "PooledIndexer",
     "PooledKeys",
     "PooledSparseAttention",
@@ -131,6 +133,7 @@ __all__ = [
     "TransducerHead",
     "UngatedMLP",
     "VisionSpec",
+    "Wav2VecSpec",
     "WaveformEncoder",
     "WindowPooling",
     "XieluMLP",

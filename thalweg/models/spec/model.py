@@ -24,6 +24,7 @@ from thalweg.models.spec.speech import SpeechEncoder
 from thalweg.models.spec.text_encoder import TextEncoder
 from thalweg.models.spec.tile_source import TileSource
 from thalweg.models.spec.vision import VisionSpec
+from thalweg.models.spec.wav2vec import Wav2VecSpec
 from thalweg.models.tail import Pooling
 from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_views, matrices, table_source, vector
 
@@ -190,7 +191,7 @@ class ModelSpec:
     names: Names = field(default_factory=Names)
     adapter: Adapter | None = None
     """The addition to its matrices."""
-    audio: AudioSpec | ConformerSpec | FastConformerSpec | None = None
+    audio: AudioSpec | ConformerSpec | FastConformerSpec | Wav2VecSpec | None = None
     """The audio encoder. Its vectors replace placeholders of a prompt."""
     vision: VisionSpec | SamSpec | None = None
     """The vision encoder; None: the model is text-only."""

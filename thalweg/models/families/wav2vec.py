@@ -1,0 +1,109 @@
+"""wav2vec 2.0, HuBERT, WavLM, UniSpeech and data2vec for audio: an encoder of samples with a CTC head."""
+
+from __future__ import annotations
+
+from math import prod
+
+from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.media.audio_processors.wav2vec import LONGEST
+from thalweg.media.mel import RATE
+from thalweg.models.families.parakeet import blank_token
+from thalweg.models.families.towers.common import act
+from thalweg.models.families.transcribers import transcriber
+from thalweg.models.spec import CTCHead, ModelSpec, Names, PlaceConvolution, Wav2VecSpec
+
+OLD_NAMES = (
+    ("pos_conv_embed.conv.weight_g", "pos_conv_embed.conv.parametrizations.weight.original0"),
+    ("pos_conv_embed.conv.weight_v", "pos_conv_embed.conv.parametrizations.weight.original1"),
+)
+MOST_CONVS = 100
+
+
+def wav2vec2(config: Config) -> ModelSpec:
+    return _model(config, "wav2vec2.", _weight_normed(config))
+
+
+def hubert(config: Config) -> ModelSpec:
+    places = _weight_normed(config)
+    if flag(config, "conv_pos_batch_norm", False):
+        places = PlaceConvolution(taps=places.taps, groups=places.groups, form="batch norm")
+    return _model(config, "hubert.", places, enter_normed=flag(config, "feat_proj_layer_norm", True))
+
+
+def wavlm(config: Config) -> ModelSpec:
+    buckets = integer(config, "num_buckets", high=1 << 16, default=320)
+    if buckets % 4:
+        raise UnsupportedModelError(f"config.json: num_buckets ({buckets}) must be a multiple of 4")
+    distance = integer(config, "max_bucket_distance", low=buckets // 4 + 1, high=1 << 20, default=800)
+    return _model(config, "wavlm.", _weight_normed(config), buckets=buckets, distance=distance)
+
+
+def unispeech(config: Config) -> ModelSpec:
+    return _model(config, "unispeech.", _weight_normed(config))
+
+
+def unispeech_sat(config: Config) -> ModelSpec:
+    return _model(config, "unispeech_sat.", _weight_normed(config))
+
+
+def data2vec_audio(config: Config) -> ModelSpec:
+    taps = integer(config, "conv_pos_kernel_size", high=1 << 12, default=19)
+    layers = integer(config, "num_conv_pos_embeddings", high=MOST_CONVS, default=5)
+    places = PlaceConvolution(taps=taps, groups=_groups(config), form="stack", layers=layers)
+    said = {**config, "feat_extract_norm": "layer", "do_stable_layer_norm": False}
+    return _model(said, "data2vec_audio.", places)
+
+
+def _weight_normed(config: Config) -> PlaceConvolution:
+    taps = integer(config, "num_conv_pos_embeddings", high=1 << 12, default=128)
+    return PlaceConvolution(taps=taps, groups=_groups(config), form="weight norm")
+
+
+def _groups(config: Config) -> int:
+    groups, hidden = integer(config, "num_conv_pos_embedding_groups", high=1 << 12, default=16), integer(config, "hidden_size")
+    if hidden % groups:
+        raise CheckpointError(
+            f"config.json: hidden_size ({hidden}) must be a multiple of num_conv_pos_embedding_groups ({groups})"
+        )
+    return groups
+
+
+def _model(
+    config: Config, root: str, places: PlaceConvolution, *, enter_normed: bool = True, buckets: int = 0, distance: int = 0
+) -> ModelSpec:
+    for key in ("adapter_attn_dim", "add_adapter"):
+        if config.get(key):
+            raise UnsupportedModelError(f"config.json: {key}: this version serves these models without adapters of the encoder")
+    norm = text(config, "feat_extract_norm", "group")
+    if norm not in ("group", "layer"):
+        raise UnsupportedModelError(f"config.json: feat_extract_norm: unknown {norm!r:.40}; supported: group, layer")
+    hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads", high=1 << 16, default=12)
+    if hidden % heads:
+        raise CheckpointError(f"config.json: hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
+    labels, convs = integer(config, "vocab_size", high=1 << 24), _convolutions(config)
+    head = CTCHead(labels=labels, blank=blank_token({"pad_token_id": 0, **config}, "pad_token_id", labels), name="lm_head")
+    encoder = Wav2VecSpec(
+        convs=convs, conv_bias=flag(config, "conv_bias", False), conv_act=act(config, "feat_extract_activation", "gelu"),
+        each_normed=norm == "layer", enter_normed=enter_normed, hidden=hidden,
+        layers=integer(config, "num_hidden_layers", high=1000, default=12), heads=heads,
+        inner=integer(config, "intermediate_size", high=1 << 24, default=3072), act=act(config, "hidden_act", "gelu"),
+        places=places, before=flag(config, "do_stable_layer_norm", False), eps=real(config, "layer_norm_eps", default=1e-5),
+        buckets=buckets, distance=distance, frames=int(LONGEST * RATE) // prod(stride for _, _, stride in convs) + 1, head=head,
+        root=root,
+    )  # fmt: skip
+    counters = (f"{root}masked_spec_embed", f"{root}encoder.pos_conv_embed.batch_norm.num_batches_tracked")
+    return transcriber(encoder, encoder.frames, Names(skip=counters, inside=OLD_NAMES))
+
+
+def _convolutions(config: Config) -> tuple[tuple[int, int, int], ...]:
+    usual = {"conv_dim": (512,) * 7, "conv_kernel": (10, 3, 3, 3, 3, 2, 2), "conv_stride": (5, 2, 2, 2, 2, 2, 2)}
+    found = [list(config.get(key) or default) for key, default in usual.items()]
+    lengths = {len(each) for each in found}
+    if (
+        len(lengths) != 1
+        or not all(type(n) is int and 0 < n < 1 << 16 for each in found for n in each)
+        or max(lengths) > MOST_CONVS
+    ):
+        raise CheckpointError(f"config.json: {', '.join(usual)}: must be lists of equally many positive integers")
+    return tuple(zip(*found, strict=True))

@@ -1,0 +1,123 @@
+"""The encoder of wav2vec 2.0 (Baevski et al. 2020, https://arxiv.org/abs/2006.11477) and its relatives: convolutions over
+samples, positions by a convolution, and layers in which everything sees everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from thalweg.models.spec.norm import LayerNorm
+from thalweg.models.spec.transcript import TranscriptHead
+from thalweg.models.spec.vision import plain
+from thalweg.models.weights import Source, Weight, Weights, linear, vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceConvolution:
+    """Grouped convolutions over the frames, whose outputs are added as positions."""
+
+    taps: int
+    groups: int
+    form: Literal["weight norm", "batch norm", "stack"]
+    """weight norm: one, whose matrices of each tap have learned lengths. batch norm: one, behind a batch norm. stack: several,
+    each followed by a layer norm without weights."""
+    layers: int = 1
+    name: str = "encoder.pos_conv_embed."
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        at, shape = f"{at}{self.name}", (hidden, hidden // self.groups, self.taps)
+        if self.form == "stack":
+            return {i: _convolution(f"{at}layers.{i}.conv", shape) for i in range(self.layers)}
+        if self.form == "batch norm":
+            parts = (("weight", "weight"), ("bias", "bias"), ("mean", "running_mean"), ("var", "running_var"))
+            batch = {key: vector(f"{at}batch_norm.{name}", hidden) for key, name in parts}
+            return {0: _convolution(f"{at}conv", shape), "batch": batch}
+        lengths = Weight((Source(f"{at}conv.parametrizations.weight.original0", (1, 1, self.taps)),))
+        kernel = Weight((Source(f"{at}conv.parametrizations.weight.original1", shape),))
+        return {0: {"kernel": kernel, "lengths": lengths, "bias": vector(f"{at}conv.bias", hidden)}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wav2VecSpec:
+    convs: tuple[tuple[int, int, int], ...]
+    """Outputs, taps and stride of each convolution over samples."""
+    conv_bias: bool
+    conv_act: str
+    each_normed: bool
+    """A layer norm follows each of these convolutions. False: the first has a norm of each channel over time."""
+    enter_normed: bool
+    """A layer norm precedes the projection to `hidden`."""
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+    act: str
+    places: PlaceConvolution
+    before: bool
+    """Norms precede the parts of a layer. False: they follow the additions."""
+    eps: float
+    buckets: int = 0
+    """Of distances, each with a learned bias of attention scores that a gate scales (WavLM: Chen et al. 2021,
+    https://arxiv.org/abs/2110.13900). 0: none."""
+    distance: int = 0
+    """The last bucket begins at it."""
+    frames: int
+    """Of the longest clip, after the convolutions."""
+    head: TranscriptHead
+    root: str
+
+    @property
+    def width(self) -> int:
+        """As of `VisionSpec`."""
+        return 1
+
+    def norm(self, name: str) -> LayerNorm:
+        return LayerNorm(name, self.hidden, self.eps)
+
+    def weights(self, hidden: int) -> Weights:
+        """hidden: unused, as the result is a transcript. Parameters are whole on each rank, in the model's dtype."""
+        at, n, inputs = self.root, self.hidden, 1
+        convs: dict[int, Any] = {}
+        for i, (outputs, taps, _) in enumerate(self.convs):
+            name = f"{at}feature_extractor.conv_layers.{i}"
+            convs[i] = _convolution(f"{name}.conv", (outputs, inputs, taps), self.conv_bias)
+            if self.each_normed or not i:
+                convs[i]["norm"] = _scale_shift(f"{name}.layer_norm", outputs)
+            inputs = outputs
+        made: dict[str, Any] = {
+            "convs": convs,
+            "enter": linear({f"{at}feature_projection.projection": n}, inputs, shard=0, bias=True),
+            "places": self.places.weights(at, n),
+            "norm": self.norm("encoder.layer_norm").weights(at),
+            "layers": {i: self._layer(f"{at}encoder.layers.{i}.", i) for i in range(self.layers)},
+            "head": self.head.weights(n),
+        }
+        if self.enter_normed:
+            made["entering"] = _scale_shift(f"{at}feature_projection.layer_norm", inputs)
+        return plain(made)
+
+    def _layer(self, at: str, i: int) -> Weights:
+        n, a = self.hidden, f"{at}attention."
+        made: dict[str, Any] = {
+            "norm1": self.norm("layer_norm").weights(at),
+            "qkv": linear({f"{a}{x}_proj": n for x in "qkv"}, n, shard=0, bias=True),
+            "out": linear({f"{a}out_proj": n}, n, shard=0, bias=True),
+            "norm2": self.norm("final_layer_norm").weights(at),
+            "up": linear({f"{at}feed_forward.intermediate_dense": self.inner}, n, shard=0, bias=True),
+            "down": linear({f"{at}feed_forward.output_dense": n}, self.inner, shard=0, bias=True),
+        }
+        if self.buckets:
+            made["gate"] = linear({f"{a}gru_rel_pos_linear": 8}, n // self.heads, shard=0, bias=True)
+            made["share"] = Weight((Source(f"{a}gru_rel_pos_const", (1, self.heads, 1, 1)),))
+            if not i:
+                made["far"] = Weight((Source(f"{a}rel_attn_embed.weight", (self.buckets, self.heads)),))
+        return made
+
+
+def _convolution(name: str, shape: tuple[int, ...], bias: bool = True) -> dict[str, Any]:
+    made = {"kernel": Weight((Source(f"{name}.weight", shape),))}
+    return made | ({"bias": vector(f"{name}.bias", shape[0])} if bias else {})
+
+
+def _scale_shift(name: str, size: int) -> dict[str, Weight]:
+    return {"scale": vector(f"{name}.weight", size), "shift": vector(f"{name}.bias", size)}

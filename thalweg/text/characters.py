@@ -1,0 +1,51 @@
+"""Tokenizers of CTC models: a character for each id, from vocab.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import WordLevel
+
+from thalweg.errors import CheckpointError
+
+FILE = "vocab.json"
+CLASS = "Wav2Vec2CTCTokenizer"
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+
+
+def is_characters(path: Path, settings: Mapping[str, Any]) -> bool:
+    """Has this directory such a vocabulary? Other tokenizers with a vocab.json have more files."""
+    more = (path / "merges.txt").exists() or any(path.glob("*.model")) or any(path.glob("*.spm"))
+    kind = str(settings.get("tokenizer_class") or CLASS)
+    return (path / FILE).exists() and not more and kind.startswith(CLASS)
+
+
+def characters(vocab: Mapping[str, Any], settings: Mapping[str, Any], where: Path) -> Tokenizer:
+    """vocab: text -> id. settings: of tokenizer_config.json. A word delimiter is a space in texts. CheckpointError."""
+    if any(isinstance(part, dict) for part in vocab.values()):
+        raise CheckpointError(f"{where}: it has a vocabulary for each language; give a directory with that of one language")
+    if not all(type(i) is int and i >= 0 for i in vocab.values()) or len({*vocab.values()}) != len(vocab):
+        raise CheckpointError(f"{where}: must map texts to different ids; download the file again")
+    special = [_text(settings.get(key, default)) for key, default in SPECIAL.items()]
+    delimiter = _text(settings.get("word_delimiter_token", "|"))
+    if settings.get("do_lower_case"):
+        vocab = {token if token in special else token.lower(): i for token, i in vocab.items()}
+    unknown = _text(settings.get("unk_token", SPECIAL["unk_token"]))
+    made = Tokenizer(WordLevel(dict(vocab), unk_token=unknown if unknown in vocab else next(iter(vocab))))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    made.decoder = decoders.Fuse()
+    if delimiter:
+        made.normalizer = normalizers.Replace(" ", delimiter)
+        made.decoder = decoders.Sequence([decoders.Replace(delimiter, " "), decoders.Fuse()])
+    made.add_special_tokens([token for token in special if token in vocab])
+    return made
+
+
+def _text(token: Any) -> str:
+    """Of a token as tokenizer_config.json has it. "": none."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
