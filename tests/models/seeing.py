@@ -240,7 +240,7 @@ FAMILIES |= {
 }  # fmt: skip
 MORE |= NEWER | LATEST
 FAMILIES |= MORE
-ONE_AXIS = ("dots-ocr", "exaone4.5", "glm5-next", "kimi-k2.5", "kimi-vl")
+ONE_AXIS = ("dots-ocr", "exaone4.5", "glm5-next", "kimi-k2.5", "kimi-vl", "video-llama-3")
 """Of those with grids: they do not ask which tokens are of images."""
 
 

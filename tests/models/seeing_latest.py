@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seeing_parts import HALVES, IDEFICS, MROPE, QWEN, TILED, Seeing, config
+from seeing_parts import HALVES, IDEFICS, MROPE, QWEN, SIGLIP, TILED, Seeing, config
 
 GLM_5 = {
     "kv_lora_rank": 32, "q_lora_rank": 40, "qk_nope_head_dim": 24, "v_head_dim": 20, "n_routed_experts": 8, "n_group": 2,
@@ -89,5 +89,11 @@ LATEST: dict[str, Seeing] = {
         ("pixel_attention_mask",), writer="GraniteDoclingProcessor",
         holds={"fake_image_token": "<fake_token_around_image>", "global_image_tag": "<global-img>", "image_seq_len": 4},
         engine={"max_model_len": 640, "num_gpu_blocks_override": 96},
+    ),
+    "video-llama-3": Seeing(
+        config("VideoLlama3Config", {"model_type": "qwen2"}, SIGLIP | {"model_type": "video_llama_3_vision"}, "<|image_pad|>"),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "VideoLlama3ImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 640}}, ("image_grid_thw", "image_merge_sizes"),
+        writer="VideoLlama3Processor",
     ),
 }  # fmt: skip

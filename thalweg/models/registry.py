@@ -337,6 +337,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "UniSpeechForCTC": f"{_FAMILIES}.wav2vec:unispeech",
     "UniSpeechSatForCTC": f"{_FAMILIES}.wav2vec:unispeech_sat",
     "VaultGemmaForCausalLM": f"{_FAMILIES}.gemma:vault_gemma",
+    "VideoLlama3ForConditionalGeneration": f"{_FAMILIES}.video_llama_3:video_llama_3",
     "VipLlavaForConditionalGeneration": f"{_FAMILIES}.vipllava:vipllava",
     "VoxtralForConditionalGeneration": f"{_FAMILIES}.audio_chat:voxtral",
     "VoyageQwen3BidirectionalEmbedModel": f"{_FAMILIES}.voyage:voyage_qwen3",

@@ -54,6 +54,7 @@ from thalweg.media.processors.tiles import (
     internvl_chat,
     qianfan_ocr,
 )
+from thalweg.media.processors.video_llama_3 import VideoLlama3, video_llama_3
 
 __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "Size", "View", "processor"]
 
@@ -87,6 +88,7 @@ Processor = (
     | Pixtral
     | QwenVL
     | TiledImages
+    | VideoLlama3
 )
 
 
@@ -162,6 +164,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "SiglipModel": clip_vector,
     "SkyworkR1VChatModel": internvl_chat,
     "SmolVLMForConditionalGeneration": idefics3,
+    "VideoLlama3ForConditionalGeneration": video_llama_3,
     "VipLlavaForConditionalGeneration": clip,
 }
 """`architectures` entry of config.json -> the function that reads its image settings."""
