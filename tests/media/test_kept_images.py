@@ -16,6 +16,7 @@ from thalweg.config import EngineArgs, check_args  # noqa: E402
 from thalweg.engine.client.media import _names  # noqa: E402
 from thalweg.errors import ConfigError, RequestError  # noqa: E402
 from thalweg.media.images import ImageLoader  # noqa: E402
+from thalweg.media.kinds import check_request_decoding  # noqa: E402
 from thalweg.media.kinds.image import IMAGE  # noqa: E402
 from thalweg.media.processors import Pixtral, processor  # noqa: E402
 
@@ -61,6 +62,31 @@ def test_an_image_that_comes_again_is_the_one_that_is_kept_until_others_need_the
 def test_what_shows_through_is_the_operators_choice(reader: ImageLoader) -> None:
     (view,) = reader.read(CLEAR, AT).views
     assert view[0, 0].tolist() == [1, 2, 3]
+
+
+def test_a_request_may_choose_what_shows_through(reader: ImageLoader) -> None:
+    """And an image kept for another colour is not its answer."""
+    usual = reader.read(CLEAR, AT)
+    (view,) = reader.read(CLEAR, AT, background=(9, 8, 7)).views
+    assert view[0, 0].tolist() == [9, 8, 7]
+    assert reader.read(CLEAR, AT).digest == usual.digest
+    assert reader.read(RED, AT, background=(9, 8, 7)).digest == reader.read(RED, AT).digest
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"film": {"num_frames": 4}}, "'film': requests may have settings of image, video"),
+        ({"audio": {"rate": 4}}, "'audio': requests may have settings of"),
+        ({"video": 4}, "'video': must be an object, not 4"),
+        ({"video": {"num_frames": 100_000}}, "video: num_frames must be a whole number from 1 to 768, not 100000"),
+        ({"image": {"mode": "L"}}, "image: 'mode' is not known"),
+    ],
+)
+def test_settings_of_a_request_are_checked_before_anything_is_read(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words) as error:
+        check_request_decoding(given)
+    assert error.value.param == "media_io_kwargs"
 
 
 def test_a_name_stands_for_the_image_that_is_kept(reader: ImageLoader) -> None:

@@ -404,3 +404,17 @@ def test_a_video_of_an_earlier_turn_is_not_decoded_again(tmp_path: Path) -> None
             assert reader.read(source, data) is not first
         finally:
             reader.close()
+
+
+@pytest.mark.slow
+def test_a_request_may_choose_its_frames(tmp_path: Path) -> None:
+    """In place of the operator's number. Frames kept for another choice are not its answer."""
+    data, (ours, _) = encode(scene(12, 40, 30)), processors("qwen2-vl", tmp_path)
+    reader = VideoReader("video", ours, MediaSettings(kept_bytes=1 << 20, decoding={"video": {"num_frames": 4}}))
+    try:
+        for decoding, frames in (({}, 4), ({"num_frames": 8}, 8), ({"fps": 0.5}, 4), ({}, 4), ({"num_frames": 8}, 8)):
+            found = reader.read(MediaSource("video", "here", decoding=decoding), data)
+            assert len(found.facts.chosen) == frames
+            assert sum(map(len, found.groups)) == frames
+    finally:
+        reader.close()

@@ -114,3 +114,30 @@ def test_bad_images_are_the_clients_errors(server: tuple[str, Any], urls: list[s
     assert said in str(error.value)
     assert httpx.get(f"{server[0]}/readyz").status_code == 200
     assert chat(server[0], URL).choices[0].finish_reason == "length"
+
+
+def test_a_request_may_have_settings_of_its_own(server: tuple[str, Any]) -> None:
+    """The colour behind a transparent image. Wrong settings are named before the image is read."""
+    url, model = server
+    clear = A.convert("RGBA")
+    clear.putalpha(Image.fromarray(np.full((28, 28), 90, np.uint8)))
+    shown = Image.new("RGB", (28, 28), (10, 200, 30))
+    shown.paste(clear, mask=clear.getchannel("A"))
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+    def answer(data: str, said: dict[str, Any]) -> Any:
+        part: Any = {"type": "image_url", "image_url": {"url": data}}
+        return client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": [part]}], temperature=0, max_tokens=NEW,
+            extra_body={"ignore_eos": True, "return_token_ids": True, "media_io_kwargs": said},
+        )  # fmt: skip
+
+    data = f"data:image/png;base64,{coded(clear)}"
+    made = answer(data, {"image": {"rgba_background_color": [10, 200, 30]}})
+    assert made.choices[0].token_ids == seeing.greedy(model, "llava", made.prompt_token_ids, [shown], NEW)
+    with pytest.raises(openai.BadRequestError, match="media_io_kwargs: video: num_frames must be a whole number") as error:
+        answer("data:image/png;base64,AAAA", {"video": {"num_frames": 0}})
+    assert error.value.param == "media_io_kwargs"
+    for refused in ({"media_io_kwargs": {"image": {}}}, {"media_io_kwargs": {"video": {"fps": 1}}}):
+        with pytest.raises(openai.BadRequestError, match="media_io_kwargs is not supported by this version"):
+            client.completions.create(model="m", prompt="a", max_tokens=1, extra_body=refused)

@@ -57,21 +57,24 @@ class ImageLoader:
         """Clear the cache: images are decoded again from now on."""
         self._kept.clear()
 
-    def read(self, data: bytes, at: str, name: str = "") -> Image:
+    def read(self, data: bytes, at: str, name: str = "", background: Colour | None = None) -> Image:
         """at: the place in the request. name: the client's name for the image. An image cached under the name is returned
-        whatever the data, which may be empty then. RequestError names the fault of the image. UnavailableError: children were
-        lost or stalled, and the image is not to blame."""
+        whatever the data, which may be empty then. background: replaces transparency. None: the loader's colour. RequestError
+        names the fault of the image. UnavailableError: children were lost or stalled, and the image is not to blame."""
+        background = self._background if background is None else background
         key = b"name" + name.encode() if name else self._digests.of_bytes(data)
+        if background != self._background:
+            key += repr(background).encode()
         found = self._kept.get(key)
         if found is None and not data:
             raise RequestError(f"{at}: no image of the name {name[:60]!r} is kept; send it", at)
         if found is None:
-            found = self._read(data, at)
+            found = self._read(data, at, background)
             self._kept.put(key, found)
         return found
 
-    def _read(self, data: bytes, at: str) -> Image:
-        task = ImageTask(data=data, processor=self._processor, background=self._background)
+    def _read(self, data: bytes, at: str, background: Colour) -> Image:
+        task = ImageTask(data=data, processor=self._processor, background=background)
         made = self._decoder.decode(task, at, TaskLimits(SECONDS, WALL, MEMORY), extra=2 * len(data))
         views = tuple(to_array(picture) for picture in made.views)
         return Image(views, made.size, self._digests.of_arrays(made.size, *views))

@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
 from typing import Any
@@ -121,9 +121,12 @@ class MediaPreprocessor:
 
     # ------------------------------------------------------------ where they are
 
-    def apart(self, messages: Sequence[Any]) -> tuple[list[Any], list[MediaSource]]:
+    def apart(
+        self, messages: Sequence[Any], decoding: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> tuple[list[Any], list[MediaSource]]:
         """The messages with {"type": KIND} for each item, as templates read them, and the items in order. Other values, not
-        messages or parts, are left unchanged, to be rejected elsewhere."""
+        messages or parts, are left unchanged, to be rejected elsewhere. decoding: the request's `media_io_kwargs`, checked by
+        `kinds.check_request_decoding`."""
         sources: list[MediaSource] = []
         out = []
         for i, message in enumerate(messages):
@@ -137,7 +140,8 @@ class MediaPreprocessor:
                 source = find_source(part, at)
                 if source is not None and message.get("role") not in ("user", "tool"):
                     raise RequestError(f"{at}: only messages of role user and tool may hold {name_kinds()}", at)
-                sources += [] if source is None else [source]
+                if source is not None:
+                    sources.append(replace(source, decoding=(decoding or {}).get(source.kind, {})))
                 parts.append(part if source is None else {"type": source.kind})
             out.append({**message, "content": parts})
         self.check_sources(sources, "messages")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.checkpoint.config import Config
+from thalweg.errors import RequestError
 from thalweg.media.kinds.base import MediaKind
 from thalweg.media_kinds import MEDIA_KINDS
 
@@ -35,3 +36,15 @@ def name_kinds(word: str = "and", *first: str) -> str:
     """Plural names of all kinds, joined by `word`, as "images and audio clips". first: names before them."""
     words = [*first, *(kind.plural for kind in load_kinds().values())]
     return f" {word} ".join([", ".join(words[:-1]), words[-1]] if words[:-1] else words)
+
+
+def check_request_decoding(given: Mapping[str, Any]) -> None:
+    """RequestError for `media_io_kwargs` of a request with an unknown kind, or with settings that a kind does not have."""
+    known = [name for name, kind in load_kinds().items() if kind.per_request]
+    for name, settings in given.items():
+        kind = load_kinds().get(name) if name in known else None
+        if kind is None or not isinstance(settings, Mapping):
+            words = f"must be an object, not {settings!r:.60}" if kind else f"requests may have settings of {', '.join(known)}"
+            raise RequestError(f"media_io_kwargs: {name!r:.40}: {words}", "media_io_kwargs")
+        for problem in kind.check_decoding(settings) or ():
+            raise RequestError(f"media_io_kwargs: {name}: {problem}", "media_io_kwargs")

@@ -49,6 +49,8 @@ class MediaSource:
     """The client's name for it. A cached item may have only this."""
     samples: np.ndarray | None = None
     """Of a recording that the caller decoded."""
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    """The request's part of `media_io_kwargs` for this kind, checked. It replaces settings of the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,8 @@ class MediaKind(ABC):
     """May `multi_modal_uuids` name its items?"""
     settable: ClassVar[bool] = False
     """Are `mm_processor_kwargs` settings of its processor?"""
+    per_request: ClassVar[bool] = False
+    """May a request have `media_io_kwargs` for it? Its reader then reads `MediaSource.decoding`."""
 
     @abstractmethod
     def load_processor(self, config: Config, path: Path) -> Any | None:

@@ -34,7 +34,8 @@ class ImageReader(MediaReader):
         self._images = ImageLoader(processor, settings.kept_bytes, read_background(settings.decoding.get(kind, {})), READERS)
 
     def read(self, source: MediaSource, data: bytes) -> Image:
-        return self._images.read(data, source.at, source.name)
+        background = read_background(source.decoding) if BACKGROUND in source.decoding else None
+        return self._images.read(data, source.at, source.name, background)
 
     def count(self, value: Image) -> int:
         return self._processor.count(value.size)
@@ -62,7 +63,7 @@ class ImageKind(MediaKind):
         "image": PartType("image", "object"), "image_pil": PartType("image_pil", "object"),
     }  # fmt: skip
     encoder = "vision"
-    named = settable = True
+    named = settable = per_request = True
 
     def load_processor(self, config: Config, path: Path) -> Processor | None:
         return processor(config, path, video_settings(config))

@@ -49,15 +49,16 @@ class VideoReader(MediaReader):
         self._decoder: MediaDecoder[VideoTask, DecodedVideo] = MediaDecoder(PROCESS, READERS, DecodedVideo, WORDS)
 
     def read(self, source: MediaSource, data: bytes) -> Video:
-        key = self._digests.of_bytes(data)
+        key = self._digests.of_bytes(data) + repr(sorted(source.decoding.items())).encode()
         found = self._kept.get(key)
         if found is None:
-            found = self._decode(source.at, data)
+            found = self._decode(source, data)
             self._kept.put(key, found)
         return found
 
-    def _decode(self, at: str, data: bytes) -> Video:
-        task = VideoTask(data=data, processor=self._processor)
+    def _decode(self, source: MediaSource, data: bytes) -> Video:
+        at, processor = source.at, self._processor.with_rate(source.decoding)
+        task = VideoTask(data=data, processor=processor)
         found = self._decoder.decode(task, at, LIMITS, extra=2 * len(data))
         frames, group = [to_array(each) for each in found.frames], self._processor.group
         frames += frames[-1:] * (-len(frames) % group)
@@ -100,7 +101,7 @@ class VideoKind(MediaKind):
     unsupported = "videos are not supported by this model"
     part_types = {"video_url": PartType("video_url", "url"), "video": PartType("video", "object")}
     encoder = "vision"
-    settable = True
+    settable = per_request = True
 
     def load_processor(self, config: Config, path: Path) -> AnyVideo | None:
         return load_video_processor(config, path)

@@ -48,7 +48,9 @@ class Conversation:
         assert chat is not None, "there is a tokenizer"
         seen = self.serving.engine.media
         if seen is not None and seen.whole_prompts:
-            return await self.item_prompt(join_messages(*seen.apart([_plain(m) for m in request.messages])))
+            return await self.item_prompt(
+                join_messages(*seen.apart([_plain(m) for m in request.messages], request.media_io_kwargs))
+            )
         template, variables = chat.templates.read_kwargs(request.chat_template, self._variables(request))
         if not (chat.trusts(template) or self.serving.settings.trust_request_chat_template):
             raise ApiError("chat_template needs a server started with --trust-request-chat-template", "chat_template")
@@ -123,7 +125,7 @@ class Conversation:
             raise ApiError(
                 f"truncate_prompt_tokens: not supported with {name_kinds('or')}; remove the field", "truncate_prompt_tokens"
             )
-        messages, sources = media.apart([_plain(m) for m in request.messages])
+        messages, sources = media.apart([_plain(m) for m in request.messages], request.media_io_kwargs)
         return messages, await media.read_async(sources, tenant_of(current_scope.get()))
 
     def _variables(self, request: ChatFields) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, create_model, model_validator
 
+from thalweg.errors import RequestError
+from thalweg.media.kinds import check_request_decoding
 from thalweg.server.core.retention import PAUSE_SECONDS, RETENTIONS, RequestExtensions
 from thalweg.server.core.schema import (
     Flag,
@@ -38,7 +40,7 @@ class OpenAIBody(WireModel):
 
     @classmethod
     def refuse(cls, body: dict[str, Any]) -> None:
-        refuse(body)
+        refuse(body, cls.model_fields)
 
 
 class StreamOptions(WireModel):
@@ -248,9 +250,16 @@ class ChatFields(OpenAIBody):
     add_special_tokens: Flag = False
     chat_template: Annotated[str, Field(max_length=2**20)] | None = None
     chat_template_kwargs: Annotated[dict[Label, Any], MaxBytes(2**16), Field(max_length=256)] | None = None
+    media_io_kwargs: Annotated[dict[Label, Any], MaxBytes(2**12), Field(max_length=16)] | None = None
+    """Settings of decoding by kind of media, which replace those of the operator."""
 
     @model_validator(mode="after")
     def _chat_rules(self) -> ChatFields:
+        if self.media_io_kwargs:
+            try:
+                check_request_decoding(self.media_io_kwargs)
+            except RequestError as e:
+                raise ApiError(str(e), "media_io_kwargs") from e
         if self.continue_final_message and self.add_generation_prompt:
             raise ApiError("continue_final_message needs add_generation_prompt=false", "continue_final_message")
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from thalweg.media.kinds import map_part_types, name_kinds
@@ -74,9 +75,10 @@ MEDIA = {name: (kind.name, part) for name, kind in map_part_types().items() if (
 """Types of parts of messages. Those of media with the kind, and where and how they hold an item."""
 
 
-def refuse(body: dict[str, Any]) -> None:
-    """Remove fields without effect from `body`. ApiError for the first field with one."""
-    refuse_asked(body, NOT_YET, INSTEAD)
+def refuse(body: dict[str, Any], known: Collection[str] = ()) -> None:
+    """Remove fields without effect from `body`. ApiError for the first field with one. known: fields that this kind of body
+    has."""
+    refuse_asked(body, {name: values for name, values in NOT_YET.items() if name not in known}, INSTEAD)
     messages = body.get("messages")
     for i, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
