@@ -132,6 +132,17 @@ SEEING: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         },
         {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4},
     ),
+    "muse-spark": (
+        functools.partial(transformers.MuseSparkConfig, audio_config={
+            "patch_sizes": [16, 8], "hidden_sizes": [8, 16], "depths": [1, 1], "num_hidden_layers": 2, "out_hidden_size": 48}),
+        {
+            "num_hidden_layers": 5, "sliding_window": 9, "qk_scale_factor": 1.7, "output_multiplier": 0.6, "rope_theta": 1e3,
+            "final_logit_softcapping": 4.0, "num_local_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "moe_hidden_size": 32, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse", "sparse"],
+            "model_type": "muse_spark_text", "routed_scaling_factor": 1.7,
+        },
+        {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4},
+    ),
     "step-3.7": (
         transformers.Step3p7Config,
         {

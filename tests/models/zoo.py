@@ -335,7 +335,7 @@ def spread(model: torch.nn.Module, seed: int) -> None:
             p.normal_(0, 1, generator=g)
         elif name.endswith(("sinks", "alpha_p", "alpha_n")):
             p.normal_(0, 1.5, generator=g)
-        elif name.endswith(("bias", "_hc.base", "hc_base")):
+        elif name.endswith(("bias", "_hc.base", "hc_base", "residual_gate.gate")):
             p.normal_(0, 0.3, generator=g)
         elif name.endswith("tid2eid"):  # some experts of each token, each once
             experts = 2 * p.shape[1]

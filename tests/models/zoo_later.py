@@ -5,9 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
+from zoo_text import INDEXED, LATENT
 
+_EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "routed_scaling_factor": 1.7}
 _GRANITE = {"embedding_multiplier": 2.0, "logits_scaling": 1.7, "residual_multiplier": 0.6, "attention_multiplier": 0.3}
 LATER: dict[str, tuple[Any, dict[str, Any]]] = {
+    "axk1": (
+        transformers.AXK1Config,
+        {**LATENT, **_EXPERTS, "q_lora_rank": 40, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_hidden_layers": 3},
+    ),
+    "axk2": (
+        transformers.AXK2Config,
+        {**INDEXED, "index_n_heads": 16, "gated_norm_rank": 6, "first_k_dense_replace": 1, "num_hidden_layers": 3},
+    ),
+    "axk2-groups": (
+        transformers.AXK2Config,
+        {**INDEXED, "index_n_heads": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2,
+         "mlp_layer_types": ["sparse", "dense"]},
+    ),
     "codegen": (transformers.CodeGenConfig, {"rotary_dim": 8}),
     "flint": (
         transformers.FlintConfig,

@@ -36,7 +36,7 @@ def muse_glimmer(config: Config) -> ModelSpec:
     )
     inner = mlp(config, act=read_act(config, "hidden_activation", "silu", ACTIVATIONS))
     spec = decoder(
-        config, [Layer(mixer, inner, norms) for mixer in _mixers(config)], tied=flag(config, "tie_word_embeddings", False),
+        config, [Layer(mixer, inner, norms) for mixer in mixers(config)], tied=flag(config, "tie_word_embeddings", False),
         embed_norm=Norm("embed_norm", hidden, e, weight=False),
         logit_scale=real(config, "output_multiplier", 1e-6, 1e6, default=0.19611613513818404),
         logit_softcap=real(config, "final_logit_softcapping", 1e-6, 1e6, default=20.0),
@@ -44,7 +44,7 @@ def muse_glimmer(config: Config) -> ModelSpec:
     return blind(spec, "vision_adapter.", "vision_projection.")
 
 
-def _mixers(config: Config) -> list[Attention]:
+def mixers(config: Config) -> list[Attention]:
     count, head_dim = layer_count(config), integer(config, "head_dim", default=128)
     absent = ["sliding_attention" if (count - 1 - i) % 4 else "full_attention" for i in range(count)]
     turned = config.get("layer_rope_theta")

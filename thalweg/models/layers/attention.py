@@ -61,6 +61,7 @@ class Attention:
         self._value_norm = None
         if spec.norm is not None and spec.norm.value and not self._reads:
             self._value_norm = ctx.bind(ops.rms_norm, size=spec.head_dim, **norm_facts(spec.norm.eps, 0.0))
+        self._out_norm = ctx.bind(ops.rms_norm, size=self._value_dim, eps=spec.out_eps) if spec.out_eps else None
         if spec.norm is not None and spec.norm.whole:
             whole = {k: RMSNorm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
             heads = {"q_norm": spec.heads, "k_norm": spec.kv_heads}
@@ -109,6 +110,7 @@ class Attention:
         out = self._attend(p, q, keys, flow, self._place)
         if out.shape[-1] != self._value_dim:
             out = out[..., : self._value_dim]
+        out = out if self._out_norm is None else self._out_norm(out)
         out = flow.cut(out.flatten(-2))
         return self._out(p["out"], out if self._gate is None else self._gate(out, flow.cut(gate)), flow, read=True)
 

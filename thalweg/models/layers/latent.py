@@ -58,9 +58,11 @@ class LatentAttention:
         }
         if self._q_norm is not None:
             self.specs["q_norm"] = self._q_norm.specs
+        self._joint = spec.q_gate
         self._gate, self._per_head = Linear(ctx, weights["gate"]) if spec.gate else None, not spec.gate_values
-        if self._gate is not None:
+        if spec.gate or spec.q_gate:
             self._gated = ctx.bind(ops.sigmoid_mul, size=spec.value_dim)
+        if self._gate is not None:
             self.specs["gate"] = self._gate.specs
         self._indexer, self._pooled = None, None
         if isinstance(spec.indexer, declared.PooledIndexer):
@@ -94,8 +96,10 @@ class LatentAttention:
         # As heads, of which there is one: kernels take those out of wider rows.
         latent_q, latent, key = self._down(p["down"], x, flow).unsqueeze(1).split(self._parts, dim=-1)
         entered = x if self._q_norm is None else self._q_norm(p["q_norm"], latent_q).squeeze(1)
-        q = self._q(p["q"], entered, flow)
-        q = q.unflatten(-1, (self._heads, -1))
+        read = torch.cat((entered, latent_q.squeeze(1)), -1) if self._joint else entered
+        q, gates = self._q(p["q"], read, flow).unflatten(-1, (self._heads, -1)), None
+        if self._joint:
+            q, gates = q.split((self._nope + self._rotary, q.shape[-1] - self._nope - self._rotary), dim=-1)
         if self._grows is not None:
             q = grown(q, flow.batch.positions, *self._grows)
         still, turning = q.split((self._nope, self._rotary), dim=-1)
@@ -122,6 +126,8 @@ class LatentAttention:
         if self._gate is not None:
             gate = flow.cut(self._gate(p["gate"], x, flow)).contiguous()
             values = self._gated(values, gate.unsqueeze(-1) if self._per_head else gate.unflatten(-1, (self._heads, -1)))
+        elif gates is not None:
+            values = self._gated(values, flow.cut(gates).contiguous())
         return self._out(p["out"], values.flatten(-2), flow, read=True)
 
     def _reads(self, query: Array, cache: Array, out: Array, sparse: Sparse, sinks: Array | None, flow: Flow) -> Array:

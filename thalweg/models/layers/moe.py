@@ -19,7 +19,7 @@ from thalweg.models.context import Context
 from thalweg.models.flow import Flow
 from thalweg.models.layers.linear import Product
 from thalweg.models.layers.mlp import GatedMLP
-from thalweg.models.layers.norm import RMSNorm
+from thalweg.models.layers.norm import build_norm
 from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.spec import MLP, MoE
 from thalweg.models.weights import ParamSpec, Weight, expert_span, experts_of_rank, table_source
@@ -90,11 +90,8 @@ class Experts:
             kind: Any = GatedMLP if isinstance(spec.shared, MLP) else UngatedMLP
             self._shared = kind(ctx, spec.shared, weights["shared"])
             self.specs["shared"] = self._shared.specs
-        self._router_norm, self._entry = (
-            None if norm is None else RMSNorm(ctx, norm, weights[key])
-            for key, norm in (("router_norm", spec.router_norm), ("entry", spec.entry))
-        )
-        self.specs |= {k: n.specs for k, n in (("router_norm", self._router_norm), ("entry", self._entry)) if n is not None}
+        self._norms = {key: build_norm(ctx, norm, weights[key]) for key, norm in spec.norms.items() if norm is not None}
+        self.specs |= {key: norm.specs for key, norm in self._norms.items()}
         if spec.expert_scale:
             self.specs["expert_scale"] = {"weight": ParamSpec(weights["expert_scale"]["weight"], ctx.dtype)}
         if spec.shared_gate:
@@ -109,7 +106,7 @@ class Experts:
             real = ids < self._matrices
             same = x * torch.where(real, 0, shares).sum(-1, keepdim=True).to(x.dtype)
             ids, shares = torch.where(real, ids, 0), torch.where(real, shares, 0)
-        entered = self._project(p, "enter", x if self._entry is None else self._entry(p["entry"], x))
+        entered = self._normalize(p, "latent_norm", self._project(p, "enter", self._normalize(p, "entry", x)))
         biases = [p["biases"][name] for name in self._biases]
         matrices = p["gate_up"]["weight"], p["down"]["weight"], *biases
         mine = ids if "span" not in p else self._number_here(p["span"], ids)
@@ -118,8 +115,8 @@ class Experts:
             out = self._comm.all_reduce(
                 self._adapter(entered, mine, shares, p["gate_up"]["weight"], p["down"]["weight"], adapted)
             )
-        elif self._each:
-            out = self._sum_choices(entered, mine, shares, *matrices)
+        elif self._each or "result_norm" in p:
+            out = self._sum_choices(p, entered, mine, shares, *matrices)
         else:
             out = self._comm.all_reduce((self._inwards if self._inward else self._experts)(entered, mine, shares, *matrices))
         out = self._project(p, "leave", out)
@@ -134,6 +131,10 @@ class Experts:
             more = self._gate(more, self._weigh(x, p["shared_gate"]["weight"], None))
         return (out + more) / 2 if self._average else out + more
 
+    def _normalize(self, p: Mapping[str, Any], key: str, x: Array) -> Array:
+        """By a norm that the model may have."""
+        return self._norms[key](p[key], x) if key in self._norms else x
+
     def _project(self, p: Mapping[str, Any], key: str, x: Array) -> Array:
         """Project into or out of the space of the experts."""
         return self._latent[key](x, p[key]["weight"], p[key].get("bias")) if key in self._latent else x
@@ -141,8 +142,7 @@ class Experts:
     def _select_experts(self, p: Mapping[str, Any], x: Array, flow: Flow) -> tuple[Array, Array]:
         """Experts i32[T, k] of each token, and their weights f32[T, k]."""
         bias = p["router_bias"]["bias"] if "router_bias" in p else None
-        x = x if self._router_norm is None else self._router_norm(p["router_norm"], x)
-        logits = self._router(x, p["router"]["weight"], bias).to(torch.float32)
+        logits = self._router(self._normalize(p, "router_norm", x), p["router"]["weight"], bias).to(torch.float32)
         if self._logit_scale != 1.0:
             logits = logits * self._logit_scale
         correction = (p["correction"]["bias"].reshape(-1),) if "correction" in p else ()
@@ -159,9 +159,10 @@ class Experts:
         first, end = span[0, 0], span[0, 1]
         return torch.where((ids >= first) & (ids < end), ids - first, self._here)
 
-    def _sum_choices(self, x: Array, ids: Array, shares: Array, *matrices: Array) -> Array:
+    def _sum_choices(self, p: Mapping[str, Any], x: Array, ids: Array, shares: Array, *matrices: Array) -> Array:
         """The result of every choice comes from one rank, and they are added in order of choice."""
         each = self._comm.all_reduce(self._compute_choices(x, ids, shares, *matrices))
+        each = self._normalize(p, "result_norm", each.flatten(0, 1)).view(each.shape)
         out = torch.zeros_like(each[:, 0], dtype=torch.float32)
         for i in range(self._top_k):
             y = each[:, i].to(torch.float32)

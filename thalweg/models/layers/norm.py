@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from thalweg.hal import ops
+from thalweg.hal.ops.pointwise import sigmoid, silu
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
+from thalweg.models.layers.linear import Product
 from thalweg.models.layers.ranks import HeadParts
-from thalweg.models.spec import AnyNorm, HeadNorm, LayerNorm, Norm, PairNorm, Scale
+from thalweg.models.spec import AnyNorm, GatedNorm, HeadNorm, LayerNorm, Norm, PairNorm, Scale, ScaledNorm
 from thalweg.models.weights import ParamSpec
 
 
@@ -115,13 +117,56 @@ class PairRMSNorm:
         return torch.cat([self._token(p["token"], x), hidden], -1), hidden if self._normed else residual
 
 
-BoundNorm = RMSNorm | StandardLayerNorm | ScaleLayer | PairRMSNorm
+class ScaledRMSNorm:
+    """x [T, size] -> [T, size], each value times 1 + its weight before the norm."""
+
+    def __init__(self, ctx: Context, spec: ScaledNorm, weights: Mapping[str, Any]) -> None:
+        self._norm = ctx.bind(ops.rms_norm, size=spec.size, eps=spec.eps)
+        self.specs = {name: ParamSpec(w, ctx.dtype) for name, w in weights.items()}
+
+    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+        return self._norm((x.to(torch.float32) * (1 + p["weight"].to(torch.float32))).to(x.dtype))
+
+    def add(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
+        """As RMSNorm.add."""
+        total = x if residual is None else x + residual
+        return self(p, total), total
+
+
+class GatedRMSNorm:
+    """x [T, size] -> [T, size], the norm times a gate that reads it."""
+
+    def __init__(self, ctx: Context, spec: GatedNorm, weights: Mapping[str, Any]) -> None:
+        self._norm = RMSNorm(ctx, Norm("", spec.size, spec.eps), weights["norm"])
+        self._down, self._up = (Product(ctx, weights[key]["weight"]) for key in ("down", "up"))
+        self.specs: dict[str, Any] = {
+            "norm": self._norm.specs, "down": {"weight": self._down.spec}, "up": {"weight": self._up.spec}
+        }  # fmt: skip
+
+    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+        return self._gate(p, self._norm(p["norm"], x))
+
+    def add(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
+        """As RMSNorm.add."""
+        normed, total = self._norm.add(p["norm"], x, residual)
+        return self._gate(p, normed), total
+
+    def _gate(self, p: Mapping[str, Any], x: Array) -> Array:
+        gate = self._up(silu(self._down(x, p["down"]["weight"], None)), p["up"]["weight"], None)
+        return (x * sigmoid(gate.to(torch.float32))).to(x.dtype)
+
+
+BoundNorm = RMSNorm | StandardLayerNorm | ScaleLayer | PairRMSNorm | ScaledRMSNorm | GatedRMSNorm
+_KINDS: Mapping[type, Callable[..., BoundNorm]] = {
+    LayerNorm: StandardLayerNorm,
+    Scale: ScaleLayer,
+    PairNorm: PairRMSNorm,
+    Norm: RMSNorm,
+    ScaledNorm: ScaledRMSNorm,
+    GatedNorm: GatedRMSNorm,
+}
 
 
 def build_norm(ctx: Context, spec: AnyNorm, weights: Mapping[str, Any]) -> BoundNorm:
     """The norm of a declaration."""
-    if isinstance(spec, Scale):
-        return ScaleLayer(ctx, spec, weights)
-    if isinstance(spec, PairNorm):
-        return PairRMSNorm(ctx, spec, weights)
-    return RMSNorm(ctx, spec, weights) if isinstance(spec, Norm) else StandardLayerNorm(ctx, spec, weights)
+    return _KINDS[type(spec)](ctx, spec, weights)

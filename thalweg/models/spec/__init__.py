@@ -33,13 +33,14 @@ from thalweg.models.spec.model import Layer, LearnedEmbedding, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.mtp import MTPSpec
 from thalweg.models.spec.ngram import KeptRows, NGramInput
-from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms, PairNorm, Scale
+from thalweg.models.spec.norm import AnyNorm, GatedNorm, HeadNorm, LayerNorm, Norm, Norms, PairNorm, Scale, ScaledNorm
 from thalweg.models.spec.parallel_moe import ParallelMoE
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
 from thalweg.models.spec.pooled_index import IndexPooling, PooledIndexer
 from thalweg.models.spec.pooled_keys import PooledKeys, PooledSparseAttention
 from thalweg.models.spec.resampler import ResamplerSpec
+from thalweg.models.spec.residual_gate import ResidualGate
 from thalweg.models.spec.rglru import GatedRecurrence
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, describe_stretch, rope_type
 from thalweg.models.spec.sam import ClipReaderSpec, QueryEncoderSpec, SamSpec
@@ -76,6 +77,7 @@ __all__ = [
     "DisentangledAttention",
     "Distances",
     "FastConformerSpec",
+    "GatedNorm",
     "GatedRecurrence",
     "GatedResidual",
     "GatedStreams",
@@ -117,10 +119,12 @@ __all__ = [
     "QueryEncoderSpec",
     "RelativeBias",
     "ResamplerSpec",
+    "ResidualGate",
     "Rope",
     "Rows",
     "SamSpec",
     "Scale",
+    "ScaledNorm",
     "ShortConv",
     "ShortcutMoE",
     "SourceMLP",

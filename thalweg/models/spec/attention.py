@@ -81,6 +81,8 @@ class Attention:
     """The activation of that matrix is softplus, not a sigmoid."""
     gate_heads: bool = False
     """And one value for each head."""
+    out_eps: float = 0.0
+    """Of an RMSNorm of each head's output, before a gate and without a weight; 0 = no norm."""
     name: str = "self_attn"
     parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     fused: str = ""

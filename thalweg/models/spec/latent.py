@@ -48,6 +48,8 @@ class LatentAttention:
     """The matrix of a gate: its sigmoids multiply the heads' outputs, one per head; "" = none."""
     gate_values: bool = False
     """And one per value."""
+    q_gate: bool = False
+    """q's projection reads its latent after the norm and before, and gives each head's q, and then the gates of its values."""
     sinks: str = ""
     """The tensor of a learned logit per head, as in `AttnSpec.sinks`; "" = none."""
     name: str = "self_attn"
@@ -57,6 +59,8 @@ class LatentAttention:
             raise ValueError("LatentAttention: a part of q turns, or has so many values that do not")
         if isinstance(self.indexer, Indexer) and self.rope is None:
             raise ValueError("LatentAttention: an indexer turns its heads as attention does")
+        if self.q_gate and (self.gate or not self.q_latent):
+            raise ValueError("LatentAttention: gates with q read the latent of q, and exclude a gate matrix")
         if self.indexer is not None and not (self.top and self.q_latent):
             raise ValueError("LatentAttention: an indexer reads the latent of q, and chooses so many tokens")
 
@@ -101,7 +105,10 @@ class LatentAttention:
             outputs = self.heads * (self.value_dim if self.gate_values else 1)
             made["gate"] = linear({f"{at}{self.gate}": outputs}, hidden, shard=0)
         q = "q_b_proj" if self.q_latent else "q_proj"
-        made["q"] = linear({f"{at}{q}": self.heads * each}, self.q_latent or hidden, shard=0)
+        outputs, inputs = (each, self.q_latent or hidden)
+        if self.q_gate:
+            outputs, inputs = each + self.value_dim, 2 * self.q_latent
+        made["q"] = linear({f"{at}{q}": self.heads * outputs}, inputs, shard=0)
         return made
 
     def _up(self, at: str, name: str, first: int, rows: int) -> Weight:

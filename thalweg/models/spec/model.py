@@ -18,6 +18,7 @@ from thalweg.models.spec.hyper import HyperConnection, HyperStreams
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import LayerEnding, LayerInputs
+from thalweg.models.spec.residual_gate import ResidualGate
 from thalweg.models.spec.rope import Rope
 from thalweg.models.spec.sam import SamSpec
 from thalweg.models.spec.speech import SpeechEncoder
@@ -31,7 +32,7 @@ from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_v
 if TYPE_CHECKING:
     from thalweg.models.spec.mtp import MTPSpec
 
-Around = LayerEnding | AltUp | HyperConnection | GatedResidual
+Around = LayerEnding | AltUp | HyperConnection | GatedResidual | ResidualGate
 ENTRY = ("embed", "speech", "text", "learned", "inputs", "streams", "embed_norm", "vision", "audio")
 """Keys of parameters that only the first stage has."""
 TAIL = ("norm", "head", "classes", "lexical", "dense")

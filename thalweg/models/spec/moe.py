@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.models.spec.mlp import MLP, UngatedMLP
-from thalweg.models.spec.norm import Norm
+from thalweg.models.spec.norm import Norm, ScaledNorm
 from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_views, matrices, vector
 
 
@@ -80,6 +80,10 @@ class MoE:
     """The tensor of a factor per expert, of its weights once they are settled; "" = none."""
     entry: Norm | None = None
     """Of the experts' input, but not the router's."""
+    latent_norm: Norm | None = None
+    """Of the projected input."""
+    result_norm: ScaledNorm | None = None
+    """Of each expert's output, before its weight. All experts share it."""
     cut: float = 0.0
     clamp: float = 0.0
     """Both as in `MLP`, of each expert."""
@@ -93,12 +97,23 @@ class MoE:
             raise ValueError("MoE: this version has no experts without gates in one tensor, or with biases")
         if (self.table and self.scores != "sqrtsoftplus") or bool(self.table) != (self.table_rows > 0):
             raise ValueError("MoE: a table has rows, and requires sqrtsoftplus")
+        if self.result_norm is not None and (self.biases or self.inward):
+            raise ValueError("MoE: a norm of results requires experts without biases, with weights of their outputs")
+        if self.latent_norm is not None and not self.latent:
+            raise ValueError("MoE: there is no projected input to normalise")
         if self.clamp and (self.act != "silu" or not self.gated or self.cut):
             raise ValueError("MoE: clamp requires silu and gates, and excludes cut")
         if self.cut and (self.act != "silu" or not self.gated):
             raise ValueError("MoE: cut requires silu and gates")
         if self.zero and (self.biases or self.inward or self.latent or self.entry or self.scores == "sparsemixer"):
             raise ValueError("MoE: zero-computation experts require plain ones without biases, inward, latent or entry")
+
+    @property
+    def norms(self) -> dict[str, Norm | ScaledNorm | None]:
+        return {
+            "router_norm": self.router_norm, "entry": self.entry, "latent_norm": self.latent_norm,
+            "result_norm": self.result_norm,
+        }  # fmt: skip
 
     @property
     def width(self) -> int:
@@ -127,7 +142,7 @@ class MoE:
                     more[key]["bias"] = vector(f"{at}{name}.bias", shape[0])
         if self.expert_scale:
             more["expert_scale"] = {"weight": vector(f"{at}{self.expert_scale}", self.experts, fill="ones")}
-        for key, norm in (("router_norm", self.router_norm), ("entry", self.entry)):
+        for key, norm in self.norms.items():
             if norm is not None:
                 more[key] = norm.weights(at)
         if self.router_bias:

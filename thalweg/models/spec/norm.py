@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from thalweg.models.weights import Weights, vector
+from thalweg.models.weights import Weights, linear, vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,38 @@ class PairNorm:
         return {"token": self.token.weights(at), "hidden": self.hidden.weights(at)}
 
 
-AnyNorm = Norm | LayerNorm | Scale | PairNorm
+@dataclass(frozen=True, slots=True)
+class ScaledNorm:
+    """RMSNorm of x * (1 + weight), without a factor after it (Muse Spark)."""
+
+    name: str
+    size: int
+    eps: float
+
+    def weights(self, at: str) -> Weights:
+        return {"weight": vector(f"{at}{self.name}.weight", self.size, fill="zeros")}
+
+
+@dataclass(frozen=True, slots=True)
+class GatedNorm:
+    """y * sigmoid(up(silu(down(y)))), where y is RMSNorm of x (A.X K2)."""
+
+    name: str
+    size: int
+    eps: float
+    rank: int
+    """Outputs of down."""
+
+    def weights(self, at: str) -> Weights:
+        at = f"{at}{self.name}."
+        return {
+            "norm": Norm("norm", self.size, self.eps).weights(at),
+            "down": linear({f"{at}W_down": self.rank}, self.size, shard=None),
+            "up": linear({f"{at}W_up": self.size}, self.rank, shard=None),
+        }
+
+
+AnyNorm = Norm | LayerNorm | Scale | PairNorm | ScaledNorm | GatedNorm
 
 
 @dataclass(frozen=True, slots=True)
