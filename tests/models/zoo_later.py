@@ -39,7 +39,6 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
             "intermediate_size": 24, "shared_intermediate_size": 32, "layer_rope_theta": [1000.0, 50.0, 0],
         },
     ),
-    "helium": (transformers.HeliumConfig, {"head_dim": 12, "pad_token_id": 0}),
     "openai-gpt": (transformers.OpenAIGPTConfig, {}),
     "xglm": (transformers.XGLMConfig, {"ffn_dim": 80, "pad_token_id": 0}),
 }  # fmt: skip

@@ -160,7 +160,6 @@ ARCHITECTURES: Mapping[str, str] = {
     "GteModel": f"{_FAMILIES}.gte:gte",
     "GteNewForSequenceClassification": f"{_FAMILIES}.gte:gte_classifier",
     "GteNewModel": f"{_FAMILIES}.gte:gte",
-    "HeliumForCausalLM": f"{_FAMILIES}.helium:helium",
     "HF_ColBERT": f"{_FAMILIES}.colbert:colbert",
     "HubertForCTC": f"{_FAMILIES}.wav2vec:hubert",
     "HunYuanDenseV1ForCausalLM": f"{_FAMILIES}.hunyuan:hunyuan",
