@@ -120,7 +120,9 @@ def test_what_an_engine_prints_goes_to_its_log_and_not_into_the_answers(tmp_path
 @pytest.mark.slow
 def test_seconds_are_those_of_the_engine(tmp_path: Path) -> None:
     with fake(tmp_path, delay=0.3) as session:
-        assert session.ask([[1, 2]], 1).seconds == pytest.approx(0.3, abs=0.2)
+        begin = time.monotonic()
+        seconds = session.ask([[1, 2]], 1).seconds
+        assert 0.29 <= seconds <= time.monotonic() - begin
 
 
 def test_an_answer_of_another_length_is_a_failure(tmp_path: Path) -> None:

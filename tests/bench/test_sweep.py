@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-import socket
 import sys
 from pathlib import Path
 
 import pytest
+from loopback import free_port
 
 from thalweg.bench import front, sweep
 from thalweg.cli import main
@@ -49,8 +49,7 @@ def test_a_grid_is_a_list_or_names_from_text_or_a_file(tmp_path: Path):
 
 @pytest.mark.slow  # a dozen processes
 def test_every_pair_is_measured_once_and_what_is_there_is_left_out(tmp_path: Path, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        port = s.getsockname()[1]
+    port = free_port()
     for name, text in (("server.py", SERVER), ("bench.py", BENCH)):
         (tmp_path / name).write_text(text)
     posts = tmp_path / "posts"

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import zmq
+from loopback import free_port
 
 CHUNK = 16
 POOL = 32 << 20
@@ -22,11 +23,6 @@ WORDS = [
     "--host", "127.0.0.1", "--http-host", "127.0.0.1", "--chunk-size", "16", "--l1-size-gb", "1", "--eviction-policy", "LRU",
     "--no-l1-use-lazy", "--supported-transfer-mode", "engine_driven",
 ]  # fmt: skip
-
-
-def find_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 class FakeServer:
@@ -151,14 +147,14 @@ class RealServer:
     """The program, with a pool of 1 GiB."""
 
     def __init__(self) -> None:
-        self.port, self._name = find_port(), f"thalweg-test-{find_port()}"
+        self.port, self._name = free_port(), f"thalweg-test-{free_port()}"
         self.pool = Path(f"/dev/shm/lmcache_l1_pool_{self._name}")
         self.start()
 
     def start(self) -> None:
         """Return when the program listens."""
         assert PROGRAM is not None
-        words = [PROGRAM, "server", *WORDS, "--port", str(self.port), "--http-port", str(find_port()), "--shm-name", self._name]
+        words = [PROGRAM, "server", *WORDS, "--port", str(self.port), "--http-port", str(free_port()), "--shm-name", self._name]
         quiet = subprocess.DEVNULL
         self.process = subprocess.Popen(words, stdout=quiet, stderr=quiet, env={"LMCACHE_TRACK_USAGE": "false"})
         end = time.monotonic() + 60

@@ -17,6 +17,7 @@ from typing import Any
 import fakeredis
 import pytest
 import redis
+from loopback import free_port
 from store_faults import BLOCKS, KEYS, answers, check_contract, damage, damage_files, files, run_faults, settle, start
 
 from thalweg.engine.control.store.base import Store
@@ -30,8 +31,7 @@ class RedisServer:
     """One on loopback, in a thread or a process."""
 
     def __init__(self, real: bool) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self.url = f"redis://127.0.0.1:{port}/0"
         self.process: subprocess.Popen[bytes] | None = None
         if real:
@@ -42,7 +42,7 @@ class RedisServer:
             self.server.daemon_threads = True
             threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.client = redis.Redis.from_url(self.url, retry=None)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while True:
             try:
                 self.client.ping()

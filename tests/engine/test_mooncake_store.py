@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback import free_port
 from store_faults import BLOCKS, KEYS, answers, check_contract, damage, run_faults, settle, start
 
 from thalweg.engine.control.store.mooncake import MooncakeStore
@@ -70,8 +71,8 @@ class Master:
     def __init__(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.real = kind == "real"
         self.process: subprocess.Popen[bytes] | None = None
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        port = self.listener.getsockname()[1]
+        port = free_port()
+        self.listener = socket.create_server(("127.0.0.1", port))
         self.address = f"127.0.0.1:{port}"
         if not self.real:
             FakeClient.blocks, FakeClient.most, FakeClient.closed = {}, 0, False
@@ -81,13 +82,12 @@ class Master:
             monkeypatch.setitem(sys.modules, "mooncake.store", fake)
             return
         self.listener.close()
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            metrics = free.getsockname()[1]
+        metrics = free_port()
         program = Path(real.__file__).parent / "mooncake_master"
         words = [f"--rpc_port={port}", f"--metrics_port={metrics}", "--rpc_address=127.0.0.1", "--default_kv_lease_ttl=200"]
         quiet = subprocess.DEVNULL
         self.process = subprocess.Popen([program, *words], stdout=quiet, stderr=quiet)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port)).close()

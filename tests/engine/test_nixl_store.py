@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import socket
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback import free_port
 from store_faults import BLOCKS, KEYS, answers, check_contract, damage, run_faults, settle, start
 
 from thalweg.engine.control.store import nixl
@@ -96,8 +96,7 @@ def open_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, 
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return f"127.0.0.1:{sock.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def test_an_engine_reads_the_blocks_of_its_peers(open_store: Open) -> None:

@@ -125,7 +125,7 @@ def test_a_fork_that_is_stopped_is_replaced_with_its_child(monkeypatch: pytest.M
     os.kill(fork, signal.SIGSTOP)
     assert judge.source(rig.asked("regex", "b"))
     assert child not in judge.pids()
-    for _ in range(500):
+    for _ in range(6000):
         if not Path(f"/proc/{fork}").exists() or "\nState:\tZ" in Path(f"/proc/{fork}/status").read_text():
             break
         time.sleep(0.01)

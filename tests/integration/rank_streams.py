@@ -51,7 +51,7 @@ def list_ranks() -> list[int]:
 
 async def wait_for_end(before: set[int]) -> None:
     """Until there are no ranks but these. AssertionError if some stay."""
-    for _ in range(200):
+    for _ in range(1200):
         if set(list_ranks()) <= before:
             return
         await asyncio.sleep(0.05)

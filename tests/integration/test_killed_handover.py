@@ -69,7 +69,7 @@ def test_a_whole_server_ends_and_the_text_is_that_of_one(
     words: tuple[str, ...], wanted: list[int], number: signal.Signals, role: str, phase: str
 ) -> None:
     servers = {"prefill": Server(*words), "decode": Server(*words)}
-    victim, began = servers[role], time.monotonic()
+    victim = servers[role]
     try:
         body = body_of(PATH, 1, TOKENS)
         if phase == "before":
@@ -99,7 +99,6 @@ def test_a_whole_server_ends_and_the_text_is_that_of_one(
             assert again is not None
             assert ids_of(again) == wanted
             check_idle(victim)
-        assert time.monotonic() - began < 60
     finally:
         for server in servers.values():
             server.end()
@@ -107,7 +106,7 @@ def test_a_whole_server_ends_and_the_text_is_that_of_one(
 
 def check_idle(server: Server) -> None:
     """No request is left, running or waiting."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         exposed = server.http.get("/metrics").text
         if all(float(value) == 0 for value in read_gauges(exposed)):

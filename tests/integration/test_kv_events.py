@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
+from loopback import free_port
 
 from thalweg import AsyncLLM, EngineArgs, SamplingParams
 from thalweg.engine.client.kv_events import KvEvents, to_wire
@@ -59,14 +59,6 @@ class KVEventBatch(msgspec.Struct, array_like=True):
     data_parallel_rank: int | None = None
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in held]
-    for s in held:
-        s.close()
-    return ports
-
-
 class Router:
     """A subscriber: (number, batch) of all it heard."""
 
@@ -84,7 +76,7 @@ class Router:
         assert topic == self.topic
         return int.from_bytes(number, "big"), msgspec.msgpack.decode(payload, type=KVEventBatch)
 
-    async def hear(self, seconds: float = 10.0) -> tuple[int, KVEventBatch]:
+    async def hear(self, seconds: float = 60.0) -> tuple[int, KVEventBatch]:
         for _ in range(int(seconds / 0.01)):
             if self.sub.poll(0):
                 self.heard.append(self.read(self.sub.recv_multipart()))
@@ -96,7 +88,7 @@ class Router:
         self.asks.send_multipart([b"", first.to_bytes(8, "big")])
         found = []
         while True:
-            assert self.asks.poll(5000), "the replay has no end"
+            assert self.asks.poll(60_000), "the replay has no end"
             frames = self.asks.recv_multipart()[1:]
             if frames[1] == END:
                 return found
@@ -108,7 +100,7 @@ class Router:
 
 @pytest.fixture
 def config() -> KvEventsConfig:
-    live, again = free_ports(2)
+    live, again = free_port(), free_port()
     return KvEventsConfig(
         enable_kv_cache_events=True, endpoint=f"tcp://127.0.0.1:{live}", replay_endpoint=f"tcp://127.0.0.1:{again}",
         topic="kv@here@nano",

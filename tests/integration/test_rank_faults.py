@@ -17,7 +17,7 @@ from thalweg import AsyncLLM, EngineArgs
 
 ARGS = EngineArgs(
     device="cpu", dtype="float32", tensor_parallel_size=2, max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64,
-    heartbeat_timeout=1.5, hang_timeout=15.0, max_restarts=99, kv_cache_memory_bytes=1 << 22,
+    heartbeat_timeout=4.0, hang_timeout=15.0, max_restarts=99, kv_cache_memory_bytes=1 << 22,
 )  # fmt: skip
 FOLDERS = "thalweg-ranks-"
 

@@ -21,6 +21,12 @@ async def engine():
     await made.shutdown()
 
 
+async def until(condition):
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 async def texts(engine, request_id, pauses, **fields):
     """The choices' (text, ids, logprobs) of a stream whose reader pauses after each output for as long as `pauses` says."""
     parts = {}
@@ -50,13 +56,12 @@ async def test_a_reader_that_stops_stops_its_request_and_nobody_else(engine):
     params = SamplingParams(max_tokens=1800, seed=3, ignore_eos=True, logprobs=3, output_kind=RequestOutputKind.DELTA)
     stream = engine.generate([5, 6, 7], params, "stopped")
     await anext(stream)
-    await asyncio.sleep(0.7)
+    await until(lambda: engine.stats().generated_tokens > MOST_WAITING // 4 and not engine.stats().running)
     made = engine.stats().generated_tokens
-    assert MOST_WAITING // 4 < made < MOST_WAITING
+    assert made < MOST_WAITING
     other = await texts(engine, "other", [])
     assert len(other[0][1]) == 900
-    await asyncio.sleep(0.2)
-    assert engine.stats().running == 0, "its blocks are free"
+    await until(lambda: engine.stats().running == 0)  # its blocks are free
     assert engine.stats().generated_tokens <= made + 900 + 10
     await engine.abort("stopped")
     rest = [out async for out in stream]
@@ -72,4 +77,4 @@ async def test_a_restart_while_a_reader_lags_loses_nothing(engine):
     await asyncio.sleep(1.0)
     os.kill(engine.engine_pid, signal.SIGKILL)
     assert await slow == fast
-    assert engine.restarts == 1
+    await until(lambda: engine.restarts == 1)

@@ -15,7 +15,7 @@ class Ring(Communicator):
     """Everyone puts its part in, everyone takes the same result. The name of a rank's thread is its number."""
 
     def __init__(self, size: int) -> None:
-        self.size, self._barrier, self._parts = size, threading.Barrier(size, timeout=30), dict[int, torch.Tensor]()
+        self.size, self._barrier, self._parts = size, threading.Barrier(size, timeout=120), dict[int, torch.Tensor]()
 
     def _meet(self, x: torch.Tensor) -> list[torch.Tensor]:
         self._parts[_rank()] = x

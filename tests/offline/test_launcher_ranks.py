@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback import free_port
 
 from thalweg import LLM, SamplingParams
 from thalweg.errors import ConfigError
@@ -36,8 +36,7 @@ def launch(tmp_path: Path, device: str, machines: int, differ: int = 0) -> list[
     """Two ranks, by a launcher on each machine."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(2 // machines)]
     command += ["--nnodes", str(machines), "--master-addr", "127.0.0.1", "--master-port", str(port)]
     words = [str(program), device, str(tmp_path), str(differ)]

@@ -15,13 +15,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from loopback import free_port
 
 pytestmark = pytest.mark.slow  # each starts processes
+get, post = partial(httpx.get, timeout=60), partial(httpx.post, timeout=60)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -147,7 +150,7 @@ def test_greedy_text_scores_the_same_when_echoed(client):
     made = client.completions.create(
         model="thalweg-nano", prompt="Once", max_tokens=6, temperature=0, logprobs=1, extra_body={"ignore_eos": True}
     )
-    ids = httpx.post(str(client.base_url).removesuffix("v1/") + "tokenize", json={"prompt": "Once"}).json()["tokens"]
+    ids = post(str(client.base_url).removesuffix("v1/") + "tokenize", json={"prompt": "Once"}).json()["tokens"]
     again = client.completions.create(
         model="thalweg-nano", prompt="Once", max_tokens=6, temperature=0, logprobs=1, echo=True, extra_body={"ignore_eos": True}
     ).choices[0]
@@ -197,7 +200,7 @@ def test_a_shared_prefix_is_found_in_the_cache(client):
 )
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_engine_refuses_by_field(bundled, change, param, stream):
-    r = httpx.post(bundled.url() + "/v1/completions", json={"prompt": "a", "stream": stream, **change}, timeout=30)
+    r = post(bundled.url() + "/v1/completions", json={"prompt": "a", "stream": stream, **change}, timeout=30)
     assert r.status_code == 400, r.text
     assert r.json()["error"]["param"].startswith(param)
 
@@ -222,10 +225,10 @@ async def test_many_at_once_with_some_leaving(bundled):
         alone = await one(1)
     assert texts[1] == alone
     end = time.monotonic() + 60
-    while 'num_requests_running{engine="0",model_name="thalweg-nano"} 0.0' not in (metrics := httpx.get(url + "/metrics").text):
+    while 'num_requests_running{engine="0",model_name="thalweg-nano"} 0.0' not in (metrics := get(url + "/metrics").text):
         assert time.monotonic() < end, metrics
         await asyncio.sleep(0.1)
-        httpx.post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1})
+        post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1})
     assert 'kv_cache_usage_perc{engine="0",model_name="thalweg-nano"}' in metrics
 
 
@@ -233,11 +236,11 @@ def test_generative_scoring_is_the_models_own_distribution(bundled):
     url = bundled.url()
     prompt = "The capital of France is"
     asked = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 5, "return_tokens_as_token_ids": True}
-    top = httpx.post(url + "/v1/completions", json=asked).json()["choices"][0]["logprobs"]["top_logprobs"][0]
+    top = post(url + "/v1/completions", json=asked).json()["choices"][0]["logprobs"]["top_logprobs"][0]
     chances = {int(t.removeprefix("token_id:")): math.exp(v) for t, v in top.items()}
     labels = sorted(chances)[:3]
     body = {"query": "The capital of", "items": [" France is"], "label_token_ids": labels}
-    scored = [httpx.post(url + "/generative_scoring", json=body | m).json() for m in ({}, {"apply_softmax": False})]
+    scored = [post(url + "/generative_scoring", json=body | m).json() for m in ({}, {"apply_softmax": False})]
     normal, alone = (s["data"][0]["score"] for s in scored)
     assert math.isclose(alone, chances[labels[0]], rel_tol=1e-3)
     assert math.isclose(normal, chances[labels[0]] / sum(chances[t] for t in labels), rel_tol=1e-3)
@@ -290,8 +293,8 @@ def test_the_key_of_a_vllm_deployment_closes_the_server_and_is_not_logged():
     )
     try:
         url = process.url() + "/v1/models"
-        assert httpx.get(url).status_code == 401
-        assert httpx.get(url, headers={"Authorization": "Bearer s3cret"}).status_code == 200
+        assert get(url).status_code == 401
+        assert get(url, headers={"Authorization": "Bearer s3cret"}).status_code == 200
     finally:
         process.end()
     log = "".join(process.log)
@@ -300,21 +303,17 @@ def test_the_key_of_a_vllm_deployment_closes_the_server_and_is_not_logged():
 
 
 def test_told_to_stop_it_lets_open_requests_finish_and_ends():
-    process = Process("--port", "0", "--threads", "1")
+    process = Process("--port", "0", "--device", "null", "--additional-config", json.dumps({"base": 0.05}))
     url = process.url()
-    with httpx.stream(
-        "POST",
-        url + "/v1/completions",
-        json={"prompt": "a", "max_tokens": 120, "ignore_eos": True, "stream": True},
-        timeout=60,
-    ) as r:
+    body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}  # ten seconds
+    with httpx.stream("POST", url + "/v1/completions", json=body, timeout=60) as r:
         lines = r.iter_lines()
         assert next(lines).startswith("data: {")
         process.process.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
-        assert httpx.get(url + "/readyz").status_code == 503
-        assert httpx.get(url + "/livez").status_code == 200
-        refused = httpx.post(url + "/v1/completions", json={"prompt": "a"})
+        while get(url + "/readyz").status_code != 503:
+            time.sleep(0.01)
+        assert get(url + "/livez").status_code == 200
+        refused = post(url + "/v1/completions", json={"prompt": "a"})
         assert (refused.status_code, refused.headers["connection"]) == (503, "close")
         assert int(refused.headers["retry-after"]) > 0
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
@@ -365,7 +364,7 @@ def test_a_lost_engine_is_told_to_probes_and_ends_the_server_with_a_failure():
         os.kill(int(child), signal.SIGKILL)
     process.wait_for("the engine has died")
     for path in ("/readyz", "/livez"):
-        r = httpx.get(url + path)
+        r = get(url + path)
         assert r.status_code == 503
         assert "failed" in r.json()["reason"]
     assert process.end() == 1
@@ -386,8 +385,7 @@ def test_unix_socket_is_made_and_removed(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
 def test_a_full_disk_under_the_log_stops_nothing():
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        port = s.getsockname()[1]
+    port = free_port()
     words = ("--port", "1", "--port", str(port), "--device", "null")  # a warning too
     command = [sys.executable, "-m", "thalweg", "serve", *words]
     with open("/dev/full", "w") as full:
@@ -398,7 +396,7 @@ def test_a_full_disk_under_the_log_stops_nothing():
             assert process.poll() is None, process.returncode
             assert time.monotonic() < end
             with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                if get(f"http://127.0.0.1:{port}/health").status_code == 200:
                     break
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
@@ -412,8 +410,8 @@ def test_processes_that_serve_no_client_get_no_key():
     process = Process("--port", "0", "--device", "null", THALWEG_API_KEY="secret-one", OPENAI_API_KEY="secret-two")
     try:
         url = process.url()
-        assert httpx.get(f"{url}/v1/models").status_code == 401
-        assert httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer secret-one"}).status_code == 200
+        assert get(f"{url}/v1/models").status_code == 401
+        assert get(f"{url}/v1/models", headers={"authorization": "Bearer secret-one"}).status_code == 200
         children = Path(f"/proc/{process.process.pid}/task/{process.process.pid}/children").read_text().split()
         assert children
         for pid in children:

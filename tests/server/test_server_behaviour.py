@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import json
 import re
-import socket
 import time
+from functools import partial
 
 import httpx
 import openai
 import pytest
 from fake_engine import FakeEngine
+from loopback import free_port
 
+get, post = partial(httpx.get, timeout=60), partial(httpx.post, timeout=60)
 MESSAGES = [{"role": "user", "content": "hi"}]
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -57,7 +59,7 @@ def test_a_path_cannot_dress_up_as_an_open_one(start):
         "/health%2f..%2fv1/models",
         "/v1/models?x=/health",
     ):
-        r = httpx.get(running.url + path, follow_redirects=False)
+        r = get(running.url + path, follow_redirects=False)
         assert r.status_code == 401, path
 
 
@@ -66,19 +68,18 @@ def test_metrics_are_public_only_where_the_flag_says_so(start):
     assert running.get("/metrics").status_code == 200
     for path in ("/metrics/x", "//metrics", "/load", "/v1/models?x=/metrics"):
         assert running.get(path).status_code == 401, path
-    assert httpx.post(running.url + "/metrics").status_code == 401
+    assert post(running.url + "/metrics").status_code == 401
 
 
 def test_a_metrics_port_answers_metrics_and_probes_alone_and_without_a_key(start):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     running = start(api_key=["k"], metrics_port=port)
     other = f"http://127.0.0.1:{port}"
-    assert "num_requests_running" in httpx.get(other + "/metrics").text
-    assert httpx.get(other + "/health").status_code == 200
+    assert "num_requests_running" in get(other + "/metrics").text
+    assert get(other + "/health").status_code == 200
     for path in ("/v1/models", "/metrics/x", "/load", "/"):
-        assert httpx.get(other + path, headers={"Authorization": "Bearer k"}).status_code == 404, path
-    assert httpx.post(other + "/metrics").status_code == 404
+        assert get(other + path, headers={"Authorization": "Bearer k"}).status_code == 404, path
+    assert post(other + "/metrics").status_code == 404
     assert running.get("/metrics").status_code == 401
     assert running.get("/v1/models", headers={"Authorization": "Bearer k"}).status_code == 200
 

@@ -146,15 +146,20 @@ def test_a_slow_reader_whose_seat_is_given_to_others_gets_the_same(loop, engine)
 
 
 def test_an_engine_that_dies_meanwhile_changes_nothing(loop, engine):
+    restarts = engine.restarts
+
     async def both():
         seats = [Restless(i) for i in range(3)]
         plain = await told(engine, "plain")
         moved = [asyncio.create_task(told(engine, f"moved{i}", seat)) for i, seat in enumerate(seats)]
         await asyncio.sleep(0.05)
         os.kill(engine.engine_pid, signal.SIGKILL)
-        return plain, await asyncio.gather(*moved)
+        done = plain, await asyncio.gather(*moved)
+        async with asyncio.timeout(60):
+            while engine.restarts == restarts:  # the requests may have ended before it was noticed
+                await asyncio.sleep(0.01)
+        return done
 
-    restarts = engine.restarts
     plain, moved = loop.run(both())
     assert moved == [plain] * 3
     assert engine.restarts == restarts + 1
@@ -179,7 +184,9 @@ def test_a_suspended_request_can_be_ended_and_leaves_nothing(loop, engine):
         seat.holder.suspend()
         await other.aclose()
         await told(engine, "next")
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(60):
+            while (now := engine.stats()).running or now.waiting or engine._client.outputs.open_handles():
+                await asyncio.sleep(0.01)
         return engine.stats(), engine._client.outputs.open_requests, engine._client.outputs.open_handles()
 
     stats, requests, handles = loop.run(run())

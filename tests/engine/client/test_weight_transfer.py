@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import threading
 from datetime import timedelta
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from loopback import free_port
 from safetensors.torch import load_file, save_file
 
 from thalweg import LLM, SamplingParams
@@ -88,8 +88,7 @@ async def test_a_group_that_cannot_exist_is_refused_by_field(tmp_path, field, va
 @pytest.mark.slow
 async def test_a_trainer_that_does_not_come_is_waited_for_until_the_timeout():
     """The error names the address, no process is left, and the next call may try again."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     transfer = WeightTransfer(WeightTransferConfig(timeout=1.0), NANO, 1)
     info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
     with pytest.raises(RequestError, match=f"The trainer, rank 0, must join at 127.0.0.1 port {port} during this call"):
@@ -113,8 +112,7 @@ class Trainer:
     """Rank 0 of a group, in this process. `send` broadcasts tensors on a thread, while the engine receives."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.info = {"master_address": "127.0.0.1", "master_port": self.port, "rank_offset": 1, "world_size": 2}
 
     def join(self) -> None:

@@ -139,7 +139,7 @@ def test_one_that_is_unloaded_while_it_is_read_does_not_stay() -> None:
         gate.set()
         assert waits
         for _ in range(1 + wanted_again):
-            loads.finish(done.get(timeout=30))
+            loads.finish(done.get(timeout=60))
         assert (new in w.core.adapters) == (wanted_again or not unloaded)
         loads.unload(new)
         assert new not in w.core.adapters

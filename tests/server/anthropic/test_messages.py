@@ -26,7 +26,7 @@ def sdk() -> Any:
 
 
 def client(running: Any, key: str = "none", **more: Any) -> Any:
-    return sdk().Anthropic(base_url=running.url, api_key=key, max_retries=0, timeout=10, **more)
+    return sdk().Anthropic(base_url=running.url, api_key=key, max_retries=0, timeout=60, **more)
 
 
 def ask(running: Any, **fields: Any) -> Any:

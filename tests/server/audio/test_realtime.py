@@ -42,14 +42,14 @@ class Talk:
     """A client of the events."""
 
     def __init__(self, running: Any, **more: Any) -> None:
-        self.socket = connect(running.url.replace("http", "ws") + "/v1/realtime?model=fake", open_timeout=20, **more)
+        self.socket = connect(running.url.replace("http", "ws") + "/v1/realtime?model=fake", open_timeout=60, **more)
         self.first = self.read()
 
     def say(self, kind: str, **fields: Any) -> None:
         self.socket.send(json.dumps({"type": kind, **fields}))
 
     def read(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.socket.recv(timeout=20))
+        found: dict[str, Any] = json.loads(self.socket.recv(timeout=60))
         return found
 
     def until(self, kind: str) -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ def test_huge_messages_and_unread_output_harm_nobody(ear):
         assert talk.until("transcription.done")[-1]["text"] == "a bc"
     for talk in stuck:
         talk.socket.socket.shutdown(socket.SHUT_RDWR)  # without a word
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while ear.engine.running and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not ear.engine.running

@@ -324,13 +324,13 @@ async def test_it_looks_by_itself_while_somebody_waits_and_no_longer():
     await world.add("h0", "h1", "g0")
     world.running()
     world.clock.now += AGES
-    for _ in range(500):
+    for _ in range(6000):
         if world.names() == ["g0"]:
             break
         await asyncio.sleep(0.01)
     assert world.names() == ["g0"]
     await world.close()
-    for _ in range(500):
+    for _ in range(6000):
         if world.admission._looking is None:
             break
         await asyncio.sleep(0.01)

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ from thalweg.errors import ConfigError
 from thalweg.server.http.certificates import refresh
 from thalweg.server.settings import ServerSettings
 
+get, post = partial(httpx.get, timeout=60), partial(httpx.post, timeout=60)
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 HALF = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n%s\r\n{"
 
@@ -192,7 +194,7 @@ def test_a_tls_connection_that_says_nothing_is_closed_with_the_header_timeout(st
     with connect(running) as s:
         s.settimeout(40)
         assert s.recv(1) == b""  # else after a minute
-    answer = httpx.get(running.url.replace("http:", "https:") + "/livez", verify=False)
+    answer = get(running.url.replace("http:", "https:") + "/livez", verify=False)
     assert answer.status_code == 200
 
 

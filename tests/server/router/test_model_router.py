@@ -84,7 +84,7 @@ class World:
 
         self.router = ModelRouter(listed, settings, self.app.lifecycle, self.app.traffic, StandbyReserve(None), start=start)
         self.app.open_models(self.router)
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost", timeout=20)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost", timeout=60)
 
     async def ask(self, model, prompt="ab", **fields):
         return await self.http.post(TEXT, json={"model": model, "prompt": prompt, "max_tokens": 4, **fields})
@@ -187,7 +187,7 @@ async def test_state_between_requests_belongs_to_the_server():
     sent = await world.http.post("/v1/files", files={"file": ("a.jsonl", "\n".join(lines))}, data={"purpose": "batch"})
     body = {"input_file_id": sent.json()["id"], "endpoint": TEXT, "completion_window": "24h"}
     batch = (await world.http.post("/v1/batches", json=body)).json()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while batch["status"] != "completed":
             await asyncio.sleep(0.01)
             batch = (await world.http.get(f"/v1/batches/{batch['id']}")).json()
