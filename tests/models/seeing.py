@@ -453,6 +453,9 @@ def same_pixels(name: str, prepared: PatchInputs, theirs: Any) -> tuple[np.ndarr
     patch = patch if isinstance(patch, int) else patch[0]
     images = pixels.reshape(-1, *pixels.shape[-3:])
     cut = cut_patches(images, patch)
+    if "pixel_mask" in theirs:  # of patches that are not there
+        mask = np.asarray(theirs["pixel_mask"])[0]
+        return ours, cut[mask.reshape(mask.shape[0] // patch, patch, -1, patch).any((1, 3)).reshape(-1)]
     if "num_local_patches" in theirs:
         tiles = np.asarray(theirs.get("pixel_values_local", np.zeros((0, 3, patch, patch), np.float32)))
         return ours, np.concatenate([cut_patches(tiles, patch), cut])

@@ -96,4 +96,16 @@ LATEST: dict[str, Seeing] = {
         {"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 640}}, ("image_grid_thw", "image_merge_sizes"),
         writer="VideoLlama3Processor",
     ),
+    "aria": Seeing(
+        config(
+            "AriaConfig",
+            {
+                "model_type": "aria_text", "intermediate_size": 24, "moe_num_experts": 6, "moe_topk": 3,
+                "moe_num_shared_experts": 2, "head_dim": 12,
+            },
+            IDEFICS | {"image_size": 140, "patch_size": 35}, "<image>", projector_patch_to_query_dict={"196": 5, "784": 9},
+        ),
+        "<image>", "<image>", "AriaImageProcessorPil", {"max_image_size": 490, "min_image_size": 100}, ("pixel_mask",),
+        writer="AriaProcessor", holds={"size_conversion": {490: 5}},
+    ),
 }  # fmt: skip

@@ -13,6 +13,7 @@ from thalweg.hal.parts.patches import Patches
 from thalweg.hal.step import SamplingArrays, StepBatch
 
 if TYPE_CHECKING:
+    from thalweg.media.processors.aria import Aria
     from thalweg.media.processors.base import ImageProcessor
     from thalweg.media.processors.gemma4 import Gemma4
     from thalweg.media.processors.kimi import Kimi
@@ -109,6 +110,23 @@ def bucket_positions(side: int, views: int) -> np.ndarray:
     far = np.minimum(np.arange(side, dtype=F32) * (F32(1) / F32(side)), F32(1 - 1e-6))
     at = np.searchsorted(limits, far, side="right").astype(I32)
     return np.tile((at[:, None] * side + at).reshape(-1, 1), (views, 1))
+
+
+def query_patches(p: Aria, view: np.ndarray) -> PatchInputs:
+    """Patches in rows, the last ones filled up with black. Positions are found by how far along the edges they lie. Learned
+    queries read them, for which the first patch is kept."""
+    rows, columns = (math.ceil(edge / p.patch) for edge in view.shape[:2])
+    whole = np.zeros((rows * p.patch, columns * p.patch, 3), np.uint8)
+    whole[: view.shape[0], : view.shape[1]] = view
+    limits = (1 / p.side + np.arange(p.side - 1) * (1 / p.side)).astype(F32)
+    down, across = (
+        np.searchsorted(limits, np.minimum(np.arange(n, dtype=F32) * (F32(1) / F32(n)), F32(1 - 1e-6)), side="right")
+        for n in (rows, columns)
+    )
+    place = (down[:, None] * p.side + across).reshape(-1, 1).astype(I32)
+    made = PatchInputs(cut(normalize(whole, p), p.patch), [rows * columns], np.zeros(p.queries, I32), place)
+    made.mix = None if p.shown == p.queries else np.arange(p.shown, dtype=I32)[:, None]
+    return made
 
 
 def rotary_patches(p: ImageProcessor, view: np.ndarray, merge: int, head_dim: int, theta: float, apart: bool) -> PatchInputs:

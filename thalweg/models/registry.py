@@ -32,6 +32,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "AquilaForCausalLM": f"{_FAMILIES}.llama:llama",
     "AquilaModel": f"{_FAMILIES}.llama:llama",
     "ArceeForCausalLM": f"{_FAMILIES}.arcee:arcee",
+    "AriaForConditionalGeneration": f"{_FAMILIES}.aria:aria",
     "AudioFlamingo3ForConditionalGeneration": f"{_FAMILIES}.audio_chat:audio_flamingo3",
     "AXK1ForCausalLM": f"{_FAMILIES}.axk1:axk1",
     "AXK2ForCausalLM": f"{_FAMILIES}.axk2:axk2",

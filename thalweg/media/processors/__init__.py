@@ -10,6 +10,7 @@ from thalweg.checkpoint.config import BESIDE, Config, architecture, folder
 from thalweg.checkpoint.json_files import read_object
 from thalweg.checkpoint.native_images import READS
 from thalweg.errors import CheckpointError, ConfigError
+from thalweg.media.processors.aria import Aria, aria
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
 from thalweg.media.processors.deepseek_vl import DeepseekVL, Janus, deepseek_vl, janus
@@ -59,7 +60,8 @@ from thalweg.media.processors.video_llama_3 import VideoLlama3, video_llama_3
 __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "Size", "View", "processor"]
 
 Processor = (
-    Clip
+    Aria
+    | Clip
     | ClipVector
     | DeepseekOcr
     | DeepseekOcr1
@@ -97,6 +99,7 @@ def _llava(config: Config, said: Config) -> Processor:
 
 
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
+    "AriaForConditionalGeneration": aria,
     "AyaVisionForConditionalGeneration": aya_vision,
     "CLIPModel": clip_vector,
     "Cohere2VisionForConditionalGeneration": cohere2_vision,

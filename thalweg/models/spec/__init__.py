@@ -39,6 +39,7 @@ from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
 from thalweg.models.spec.pooled_index import IndexPooling, PooledIndexer
 from thalweg.models.spec.pooled_keys import PooledKeys, PooledSparseAttention
+from thalweg.models.spec.query_projector import QueryProjectorSpec
 from thalweg.models.spec.resampler import ResamplerSpec
 from thalweg.models.spec.residual_gate import ResidualGate
 from thalweg.models.spec.rglru import GatedRecurrence
@@ -117,6 +118,7 @@ __all__ = [
     "ProjectorSpec",
     "QFormerSpec",
     "QueryEncoderSpec",
+    "QueryProjectorSpec",
     "RelativeBias",
     "ResamplerSpec",
     "ResidualGate",

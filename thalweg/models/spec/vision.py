@@ -8,6 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from thalweg.models.spec.norm import AnyNorm, LayerNorm
+from thalweg.models.spec.query_projector import QueryProjectorSpec
 from thalweg.models.spec.resampler import ResamplerSpec
 from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, vector
 
@@ -171,7 +172,7 @@ class VisionSpec:
     """Layers with outputs that are concatenated for the projector. (): it reads the last layer's."""
     pool: AttentionPoolSpec | None = None
     """One vector per image, which the projector reads. None: it reads those of patches."""
-    resampler: ResamplerSpec | None = None
+    resampler: ResamplerSpec | QueryProjectorSpec | None = None
     """In place of the projector. Rows and columns of patches are in the batch. None: there is a projector."""
     newline: str = ""
     """A learned vector, of the language model's size, that stands behind those of the projector; "" = none."""
