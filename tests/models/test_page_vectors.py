@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("PIL.Image", reason="images need Pillow: pip install 'thalweg[images]'")
 
 import seeing
+from seeing_parts import IDEFICS, SPLIT
 from test_images import picture
+from zoo import spread
 
 from thalweg import LLM
 from thalweg.engine.client.pooling_outputs import maxsim
@@ -73,5 +75,42 @@ def test_every_token_has_the_vector_of_transformers(name: str, tmp_path: Path) -
         query = llm.preprocess_chat([{"role": "user", "content": "up"}], add_generation_prompt=False)
         a, b = llm.encode([*query, *chat], use_tqdm=False)
         assert scored.outputs.score == pytest.approx(maxsim(a.outputs.data, b.outputs.data), abs=1e-5)
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_colmodernvbert_has_the_vectors_of_transformers(tmp_path: Path) -> None:
+    """A text encoder: a page in tiles, and a query."""
+    text = {
+        "model_type": "modernbert", "vocab_size": 288, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "local_attention": 10, "pad_token_id": 0, "max_position_embeddings": 512,
+        "eos_token_id": 257, "bos_token_id": 256, "cls_token_id": 256, "sep_token_id": 257,
+    }  # fmt: skip
+    vision = IDEFICS | {"model_type": "siglip_vision_model"}
+    config = transformers.ModernVBertConfig(
+        text_config=text, vision_config=vision, pixel_shuffle_factor=2, image_token_id=seeing.IDS["<image>"]
+    )
+    whole = transformers.ColModernVBertConfig(vlm_config=config, embedding_dim=16)
+    whole._attn_implementation = "eager"
+    model = transformers.ColModernVBertForRetrieval(whole).eval()
+    spread(model, 7)
+    model.save_pretrained(tmp_path)
+    reads = transformers.Idefics3ImageProcessorPil(**SPLIT)
+    reads.save_pretrained(tmp_path)
+    seeing.write_tokenizer(tmp_path, "<image>")
+    image = picture(60, 40)
+    llm = LLM(str(tmp_path), device="cpu", dtype="float32", max_model_len=512, use_tqdm_on_load=False)
+    try:
+        outs = llm.encode([{"prompt": "<image>see", "multi_modal_data": {"image": image}}, "up the river"], use_tqdm=False)
+        for out, images in zip(outs, ([image], []), strict=True):
+            ids = list(out.prompt_token_ids)
+            given = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
+            if images:
+                made = reads(images=[images], return_tensors="pt")
+                given |= {"pixel_values": made["pixel_values"], "pixel_attention_mask": made["pixel_attention_mask"]}
+                assert ids.count(seeing.IDS["<image>"]) == 4 * made["pixel_values"].shape[1]
+            np.testing.assert_allclose(out.outputs.data, model(**given).embeddings[0].numpy(), atol=3e-5)
     finally:
         llm.shutdown()

@@ -68,6 +68,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "ColBERTJinaRobertaModel": f"{_FAMILIES}.colbert:colbert_jina",
     "ColBERTLfm2Model": f"{_FAMILIES}.colbert:colbert_lfm2",
     "ColBERTModernBertModel": f"{_FAMILIES}.colbert:colbert_modernbert",
+    "ColModernVBertForRetrieval": f"{_FAMILIES}.colmodernvbert:colmodernvbert",
     "ColPaliForRetrieval": f"{_FAMILIES}.colpali:colpali",
     "ColQwen2ForRetrieval": f"{_FAMILIES}.colqwen:colqwen2",
     "ColQwen3": f"{_FAMILIES}.colqwen:colqwen3",

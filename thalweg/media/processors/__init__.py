@@ -19,7 +19,7 @@ from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.glm5_next import Glm5Next, glm5_next
 from thalweg.media.processors.granite_docling import GraniteDocling, granite_docling
-from thalweg.media.processors.idefics3 import Idefics3, idefics3
+from thalweg.media.processors.idefics3 import Idefics3, ModernVBert, colmodernvbert, idefics3
 from thalweg.media.processors.kimi import Kimi, kimi
 from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
 from thalweg.media.processors.llama4 import Llama4, llama4
@@ -82,6 +82,7 @@ Processor = (
     | LlavaNext
     | MiniCpmV
     | MiniCpmV2
+    | ModernVBert
     | Mllama
     | Ovis2
     | AyaVision
@@ -104,6 +105,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "CLIPModel": clip_vector,
     "Cohere2VisionForConditionalGeneration": cohere2_vision,
     "CohereCompassForConditionalGeneration": qwen3_vl,
+    "ColModernVBertForRetrieval": colmodernvbert,
     "ColPaliForRetrieval": colpali,
     "ColQwen2ForRetrieval": qwen2_vl,
     "ColQwen3": qwen3_vl,

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from thalweg.checkpoint.config import Config, flag, integer
+import msgspec
+
+from thalweg.checkpoint.config import BESIDE, Config, flag, integer
 from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors.base import (
     FILE,
@@ -104,6 +106,22 @@ class Idefics3(ImageProcessor, frozen=True, kw_only=True):
         made = patches.square(self, views, False, False, self.merge)
         made.place = patches.bucket_positions(self.side // self.patch, len(views))
         return made
+
+
+class ModernVBert(Idefics3, frozen=True, kw_only=True):
+    """Its encoder finds positions by counting."""
+
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
+        from thalweg.media import patches
+
+        return patches.square(self, views, False, False, self.merge)
+
+
+def colmodernvbert(config: Config, said: Config) -> ModernVBert:
+    seen, around = {"image_size": 224, "patch_size": 16, **vision(config)}, outer(config)
+    merge = integer(around, "pixel_shuffle_factor", high=16, default=4)
+    around = {**around, "image_token_id": token(config, 50_407), "vision_config": seen, "scale_factor": merge}
+    return ModernVBert(**msgspec.structs.asdict(idefics3({**config, BESIDE: around}, said)))
 
 
 def idefics3(config: Config, said: Config) -> Idefics3:
