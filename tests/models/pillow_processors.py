@@ -28,7 +28,10 @@ class Pillow(TorchvisionBackend):
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
 
     def resize(self, image: torch.Tensor, size: Any, resample: Any = None, **more: Any) -> torch.Tensor:
-        """u8[..., 3, height, width]"""
+        """u8[..., 3, height, width], or f32[3, height, width] without a filter."""
+        if image.is_floating_point():
+            assert more["antialias"] is False
+            return torch.nn.functional.interpolate(image[None], (size.height, size.width), mode="bicubic")[0]
         flat = image.reshape(-1, *image.shape[-3:]).permute(0, 2, 3, 1).numpy()
         made = [np.array(Image.fromarray(each).resize((size.width, size.height), resample)) for each in flat]
         return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).reshape(*image.shape[:-2], size.height, size.width)
@@ -51,12 +54,18 @@ class Pillow(TorchvisionBackend):
 
 
 def _pad(images: torch.Tensor, padding: Any, fill: Any) -> torch.Tensor:
-    assert not any(fill)
     left, top, right, bottom = padding
-    return torch.nn.functional.pad(images, (left, right, top, bottom))
+    assert len(set(fill)) == 1
+    return torch.nn.functional.pad(images, (left, right, top, bottom), value=fill[0])
 
 
-functions = SimpleNamespace(pad=_pad)
+def _resize(image: torch.Tensor, size: Any) -> torch.Tensor:
+    """By torchvision's default filter."""
+    height, width = size
+    return Pillow.resize(Any, image, SimpleNamespace(height=height, width=width), Image.Resampling.BILINEAR)  # type: ignore[arg-type]
+
+
+functions = SimpleNamespace(pad=_pad, resize=_resize)
 """What these modules take from torchvision."""
 
 

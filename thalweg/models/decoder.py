@@ -46,6 +46,7 @@ from thalweg.models.stages import names_elsewhere, parts_before, parts_behind
 from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.conformer import Conformer
 from thalweg.models.vision.fastconformer import FastConformer
+from thalweg.models.vision.masked import MaskedEncoder
 from thalweg.models.vision.sam import SamEncoder
 from thalweg.models.vision.tile_source import TileEncoder
 from thalweg.models.vision.tower import VisionEncoder
@@ -103,8 +104,10 @@ AUDIO: Mapping[type, Callable[..., Any]] = {
 """Declaration of an audio encoder -> the encoder."""
 
 
-def _vision_encoder(part: Any) -> type[VisionEncoder | SamEncoder]:
-    return SamEncoder if isinstance(part, spec.SamSpec) else VisionEncoder
+def _vision_encoder(part: Any) -> type[VisionEncoder | SamEncoder | MaskedEncoder]:
+    if isinstance(part, spec.SamSpec):
+        return SamEncoder
+    return MaskedEncoder if part.masked else VisionEncoder
 
 
 def _speech_encoder(part: Any) -> type[SpeechEncoder | WaveformEncoder]:

@@ -280,6 +280,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "PegasusForConditionalGeneration": f"{_FAMILIES}.bart:pegasus",
     "Phi3VForCausalLM": f"{_FAMILIES}.phi3_v:phi3_v",
     "Phi3ForCausalLM": f"{_FAMILIES}.phi3:phi3",
+    "Phi4MMForCausalLM": f"{_FAMILIES}.phi4_multimodal:phi4mm",
+    "Phi4MultimodalForCausalLM": f"{_FAMILIES}.phi4_multimodal:phi4_multimodal",
     "PhiForCausalLM": f"{_FAMILIES}.phi:phi",
     "PhiMoEForCausalLM": f"{_FAMILIES}.phimoe:phimoe",
     "PhimoeForCausalLM": f"{_FAMILIES}.phimoe:phimoe",

@@ -30,6 +30,7 @@ from thalweg.media.processors.mllama import Mllama, mllama
 from thalweg.media.processors.ovis2 import Ovis2, ovis2
 from thalweg.media.processors.paligemma import colpali, paligemma
 from thalweg.media.processors.phi3_v import Phi3V, phi3_v
+from thalweg.media.processors.phi4_multimodal import Phi4Multimodal, phi4_multimodal
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
 from thalweg.media.processors.qwen_vl import (
     Exaone45,
@@ -85,6 +86,7 @@ Processor = (
     | ModernVBert
     | Mllama
     | Ovis2
+    | Phi4Multimodal
     | AyaVision
     | PaddleOCR
     | Phi3V
@@ -151,6 +153,8 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "PaddleOCRVLForConditionalGeneration": paddleocr_vl,
     "PaliGemmaForConditionalGeneration": paligemma,
     "Phi3VForCausalLM": phi3_v,
+    "Phi4MMForCausalLM": phi4_multimodal,
+    "Phi4MultimodalForCausalLM": phi4_multimodal,
     "PixtralForConditionalGeneration": pixtral,
     "QianfanOCRForConditionalGeneration": qianfan_ocr,
     "Qwen2_5OmniForConditionalGeneration": qwen2_5_vl,

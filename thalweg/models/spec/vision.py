@@ -180,6 +180,9 @@ class VisionSpec:
     """`newline` is a table, and several of its rows stand there. None: it is one vector."""
     scale: float = 1.0
     """Of the vectors that the language model gets."""
+    masked: bool = False
+    """Views have equally many patches, and no patch attends to those with a `Patches.share` of 0. Layers have `Attention`
+    without rotation and `UngatedMLP`."""
     clipped: bool = False
     """Inputs and outputs of each linear layer of `layers` are clamped, to limits that are numbers in files."""
     halves: bool = False

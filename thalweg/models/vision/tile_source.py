@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from thalweg.models.context import Context
 from thalweg.models.flow import SourceVectors
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import build_norm
-from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.spec.tile_source import HEADER, MULTIPLE
+from thalweg.models.vision.encoder_layer import EncoderLayer
 from thalweg.models.weights import ParamSpec, Weight
 from thalweg.quantization.online import DENSE_FORMATS
 
@@ -34,8 +35,8 @@ class TileEncoder:
         norm = spec.LayerNorm("", s.hidden, s.eps)
         self._patch, self._projector = Linear(ctx, weights["patch"]), Linear(ctx, weights["projector"])
         self._norms = {key: build_norm(ctx, norm, weights[key]) for key in ("pre_norm", "post_norm")}
-        self._layers = [_Layer(ctx, each, weights["layers"][i]) for i, each in enumerate(s.layers)]
-        self._last = [_Layer(ctx, each, weights["last"][i]) for i, each in enumerate(s.last)]
+        self._layers = [EncoderLayer(ctx, each, weights["layers"][i]) for i, each in enumerate(s.layers)]
+        self._last = [EncoderLayer(ctx, each, weights["last"][i]) for i, each in enumerate(s.last)]
         own = {key: weights[key] for key in ("whole", "places", "gate", "tile_places", "pre_tile", "post_tile")}
         self.specs: dict[str, Any] = {
             **{key: _declare(ctx, part) for key, part in own.items()},
@@ -72,16 +73,16 @@ class TileEncoder:
         real[:tiles, : s.patches] = True
         order = torch.argsort(~real.flatten(), stable=True)  # those that are shown, then the rest
         count, x = tiles * s.patches, x.flatten(0, 1).index_select(0, order)
-        read = {}
+        read, attend = dict[int, Array](), partial(_attend, count)
         for i, layer in enumerate(self._layers):
-            x = layer(p["layers"][i], x, count)
+            x = layer(p["layers"][i], x, attend)
             if i in s.reads:
                 read[i] = x[:count]
         x = self._norms["post_norm"](p["post_norm"], x)
         rows = self._tile_rows(p["post_tile"]["table"], p["post_tile"]["gate"], arrangement, 1)
         x = x + rows.expand(-1, s.patches + fill, -1).flatten(0, 1).index_select(0, order)
         for i, layer in enumerate(self._last):
-            x = layer(p["last"][i], x, count)
+            x = layer(p["last"][i], x, attend)
         x = torch.cat([x[:count], torch.stack([read[i] for i in s.reads], -1).flatten(1)], 1)
         made: Array = self._projector(p["projector"], x, None)
         return made
@@ -92,37 +93,12 @@ class TileEncoder:
         return table.view(-1, s.tiles, rows, s.hidden)[arrangement] * torch.tanh(gate)
 
 
-class _Layer:
-    """x [T, hidden] -> [T, hidden]. The first `count` rows attend to all, and the others to those."""
-
-    def __init__(self, ctx: Context, layer: spec.Layer, weights: Parts) -> None:
-        mixer, ffn = layer.mixer, layer.ffn
-        assert isinstance(mixer, spec.Attention)
-        assert isinstance(ffn, spec.UngatedMLP)
-        self._heads = mixer.heads
-        self._qkv, self._out = Linear(ctx, weights["mixer"]["qkv"]), Linear(ctx, weights["mixer"]["out"])
-        self._mlp = UngatedMLP(ctx, ffn, weights["ffn"])
-        norms = {key: getattr(layer.norms, key) for key in ("mixer", "ffn")}
-        self._norms = {key: build_norm(ctx, norm, weights["norms"][key]) for key, norm in norms.items()}
-        self.specs: dict[str, Any] = {
-            "mixer": {"qkv": self._qkv.specs, "out": self._out.specs}, "ffn": self._mlp.specs,
-            "norms": {key: each.specs for key, each in self._norms.items()},
-        }  # fmt: skip
-        if "gates" in weights:
-            self.specs["gates"] = _declare(ctx, weights["gates"])
-
-    def __call__(self, p: Parts, x: Array, count: int) -> Array:
-        y = self._attend(p["mixer"], self._norms["mixer"](p["norms"]["mixer"], x), count)
-        x = x + (y * torch.tanh(p["gates"]["attn"]) if "gates" in p else y)
-        y = self._mlp(p["ffn"], self._norms["ffn"](p["norms"]["ffn"], x), None)  # type: ignore[arg-type]
-        return x + (y * torch.tanh(p["gates"]["ffn"]) if "gates" in p else y)
-
-    def _attend(self, p: Parts, x: Array, count: int) -> Array:
-        q, k, v = self._qkv(p["qkv"], x, None).view(len(x), 3, self._heads, -1).permute(1, 2, 0, 3).unsqueeze(1).unbind(0)
-        out = functional.scaled_dot_product_attention(q[:, :, :count], k, v)
-        rest = functional.scaled_dot_product_attention(q[:, :, count:], k[:, :, :count], v[:, :, :count])
-        made: Array = self._out(p["out"], torch.cat([out, rest], 2)[0].transpose(0, 1).flatten(1), None)
-        return made
+def _attend(count: int, q: Array, k: Array, v: Array) -> Array:
+    """The first `count` rows attend to all, and the others to those. As `encoder_layer.Attend`."""
+    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
+    out = functional.scaled_dot_product_attention(q[:, :, :count], k, v)
+    rest = functional.scaled_dot_product_attention(q[:, :, count:], k[:, :, :count], v[:, :, :count])
+    return torch.cat([out, rest], 2)[0].transpose(0, 1)
 
 
 def _declare(ctx: Context, part: Any) -> Any:
