@@ -77,6 +77,8 @@ class SourceConfig(msgspec.Struct, kw_only=True, frozen=True):
     """The token after it, unless a request says another: the language of translations, for instance."""
     suppress: tuple[int, ...] = ()
     """Tokens that must not be sampled."""
+    placeholder: int = -1
+    """The token of a vector that another encoder computes. -1: there is none."""
 
 
 class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):

@@ -116,6 +116,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "FalconForCausalLM": f"{_FAMILIES}.falcon:falcon",
     "FalconH1ForCausalLM": f"{_FAMILIES}.falcon_h1:falcon_h1",
     "FalconMambaForCausalLM": f"{_FAMILIES}.mamba:falcon_mamba",
+    "Florence2ForConditionalGeneration": f"{_FAMILIES}.florence2:florence2",
     "FlexOlmoForCausalLM": f"{_FAMILIES}.flex_olmo:flex_olmo",
     "FlintForCausalLM": f"{_FAMILIES}.flint:flint",
     "Gemma2ForCausalLM": f"{_FAMILIES}.gemma:gemma2",

@@ -100,7 +100,8 @@ class InputProcessor:
             prompt, mel = transcription.read(prompt, self._speech)
         prompt, items = _with_media(prompt)
         text, ids, salt, embedded = self._encode_prompt(prompt, params)
-        tokens, inputs = self._arrays(ids if answer is None else answer, items, embedded, params.n)
+        source_media = self._media_inputs(ids, items, params.n) if answer is not None else ()
+        tokens, inputs = self._arrays(ids if answer is None else answer, () if answer else items, embedded, params.n)
         shared = self._sampling.read(params, ids if answer is None else answer)
         transcription.check(params, mel, 0 if self._speech is None else self._speech.heads, len(ids))
         aligned = transcription.ALIGNMENT in (params.extra_args or {})
@@ -108,7 +109,7 @@ class InputProcessor:
             inputs = (transcription.make_input(mel, aligned), *inputs)
             shared = transcription.sampling(self._speech, ids, shared)
         if self._source is not None:
-            inputs, shared = (self._source.make_input(ids), *inputs), self._source.sampling(shared)
+            inputs, shared = (self._source.make_input(ids, source_media), *inputs), self._source.sampling(shared)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         scores = -1 if params.prompt_logprobs is None else self._sampling.logprobs("prompt_logprobs", params.prompt_logprobs)
         requests = []

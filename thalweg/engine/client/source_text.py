@@ -71,12 +71,22 @@ class SourceReader:
                 "prompt_logprobs",
             )
 
-    def make_input(self, ids: Sequence[int]) -> Input:
-        """The source of cross attention: f32[1, sources] of token ids, which float32 holds exactly, and -1 behind the last."""
-        row = np.full((1, self._config.tokens), -1, np.float32)
-        row[0, : len(ids)] = ids
-        digest = hashlib.blake2b(b"source text" + np.array(ids, np.int32).tobytes(), digest_size=24).digest()
-        return Input(kind="text", digest=digest, positions=np.zeros(0, np.int32), data=(row,), most_a_step=MOST_A_STEP)
+    def make_input(self, ids: Sequence[int], media: Sequence[Input] = ()) -> Input:
+        """The source of cross attention: f32[rows, sources] with a row of token ids, which float32 holds exactly, and -1
+        behind the last. media: at most one. Its array lies in further rows, and its placeholders before the text."""
+        tokens, columns = np.array(ids, np.int32), self._config.tokens
+        if media:
+            shown = tokens == self._config.placeholder
+            tokens = np.concatenate([tokens[shown], tokens[~shown]])
+        rows = np.full((1, columns), -1, np.float32)
+        rows[0, : len(tokens)] = tokens
+        for each in media:
+            values = each.data[0].reshape(-1)
+            rows = np.concatenate([rows, np.pad(values, (0, -values.size % columns)).reshape(-1, columns)])
+        named = b"source text" + tokens.tobytes() + b"".join(each.digest for each in media)
+        digest = hashlib.blake2b(named, digest_size=24).digest()
+        most = min([MOST_A_STEP, *(each.most_a_step for each in media)])
+        return Input(kind="text", digest=digest, positions=np.zeros(0, np.int32), data=(rows,), most_a_step=most)
 
     def sampling(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Fields of TokenSampling, without the tokens that the model must not generate."""

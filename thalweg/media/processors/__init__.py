@@ -15,6 +15,7 @@ from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
 from thalweg.media.processors.deepseek_vl import DeepseekVL, Janus, deepseek_vl, janus
 from thalweg.media.processors.dots_ocr import dots_ocr
+from thalweg.media.processors.florence2 import Florence2, florence2
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.glm5_next import Glm5Next, glm5_next
@@ -67,6 +68,7 @@ Processor = (
     | DeepseekOcr
     | DeepseekOcr1
     | DeepseekVL
+    | Florence2
     | Gemma3
     | Gemma4
     | Glm4v
@@ -117,6 +119,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "DeepseekVLForConditionalGeneration": deepseek_vl,
     "DotsOCRForCausalLM": dots_ocr,
     "Exaone4_5_ForConditionalGeneration": exaone4_5,
+    "Florence2ForConditionalGeneration": florence2,
     "Gemma3ForConditionalGeneration": gemma3,
     "Gemma4ForConditionalGeneration": gemma4,
     "Glm46VForConditionalGeneration": glm4v,

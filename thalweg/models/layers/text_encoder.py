@@ -15,6 +15,7 @@ from thalweg.models.flow import Flow, MixerRef, SourceVectors
 from thalweg.models.layers.embedding import AddedEmbedding
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.layers.speech import whole_sequence
+from thalweg.models.vision.davit import DaViT
 
 
 class TextEncoder:
@@ -30,6 +31,8 @@ class TextEncoder:
         self._learned = [AddedEmbedding(ctx, each, spec.hidden, weights["learned"][i], spec.sources)
                          for i, each in enumerate(spec.learned)]  # fmt: skip
         norms = {key: build_norm(ctx, norm, weights[key]) for key in ("embed_norm", "norm") if (norm := getattr(spec, key))}
+        self._image = None if spec.vision is None else DaViT(ctx, spec.vision, weights["vision"])
+        self._placeholder = -1 if spec.vision is None else spec.vision.token
         self._embed_norm, self._norm = norms.get("embed_norm"), norms.get("norm")
         self.specs: dict[str, Any] = {
             "layers": {i: each.specs for i, each in enumerate(self._layers)},
@@ -37,17 +40,24 @@ class TextEncoder:
         }
         if self._learned:
             self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
+        if self._image is not None:
+            self.specs["vision"] = self._image.specs
 
     def __call__(self, params: Mapping[str, Any], features: Array) -> SourceVectors:
-        """params: of the whole model. features f32[N, 1, sources]: token ids, and -1 behind the last one of each."""
+        """params: of the whole model. features f32[N, rows, sources]: token ids, and -1 behind the last one of each. Rows
+        behind the first hold an image, where the model reads one and the source has placeholders."""
         texts = features[:, 0].to(torch.int32)
         lengths = tuple((texts >= 0).sum(1).tolist())
-        return SourceVectors(torch.cat([self._one(params, t[:n]) for t, n in zip(texts, lengths, strict=True)]), lengths)
+        made = [self._one(params, t[:n], rows[1:]) for t, n, rows in zip(texts, lengths, features, strict=True)]
+        return SourceVectors(torch.cat(made), lengths)
 
-    def _one(self, params: Mapping[str, Any], tokens: Array) -> Array:
-        """tokens i32[n] -> [n, hidden]."""
+    def _one(self, params: Mapping[str, Any], tokens: Array, image: Array) -> Array:
+        """tokens i32[n], image f32[rows, sources] -> [n, hidden]."""
         batch, p = whole_sequence(tokens.shape[0], tokens), params["text"]
         x = self._embed(params, tokens)
+        places = (tokens == self._placeholder).nonzero()[:, 0]
+        if self._image is not None and len(places):
+            x = x.index_copy(0, places, self._image(p["vision"], image.flatten()))
         for i, each in enumerate(self._learned):
             x = x + each(p["learned"][i], batch, None)
         if self._embed_norm is not None:

@@ -17,6 +17,7 @@ from thalweg.models.spec.block_sparse import BlockSparseAttention
 from thalweg.models.spec.compressed import CompressedAttention, KeptEntries, WindowPooling
 from thalweg.models.spec.conformer import ConformerSpec, QFormerSpec
 from thalweg.models.spec.cross import CrossAttention, SourceMLP
+from thalweg.models.spec.davit import DaViTSpec, DaViTStage
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
 from thalweg.models.spec.fastconformer import FastConformerSpec
@@ -74,6 +75,8 @@ __all__ = [
     "ConformerSpec",
     "Conv",
     "CrossAttention",
+    "DaViTSpec",
+    "DaViTStage",
     "DeltaNet",
     "DisentangledAttention",
     "Distances",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from thalweg.models.spec.davit import DaViTSpec
 from thalweg.models.spec.norm import AnyNorm
 from thalweg.models.weights import Weights
 
@@ -26,6 +27,8 @@ class TextEncoder:
     """Added to embedded tokens."""
     embed_norm: AnyNorm | None = None
     """Of the first layer's input."""
+    vision: DaViTSpec | None = None
+    """The encoder of an image, whose vectors replace placeholders of a source."""
     name: str = "encoder."
     layer: str = "layers.{}."
 
@@ -39,6 +42,8 @@ class TextEncoder:
         made: dict[str, Any] = {"layers": {i: each.weights(at + self.layer.format(i), n) for i, each in enumerate(self.layers)}}
         if self.learned:
             made["learned"] = {i: each.weights(at, n) for i, each in enumerate(self.learned)}
+        if self.vision is not None:
+            made["vision"] = self.vision.weights()
         for key, norm in (("embed_norm", self.embed_norm), ("norm", self.norm)):
             if norm is not None:
                 made[key] = norm.weights(at)

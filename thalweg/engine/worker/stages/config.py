@@ -124,7 +124,7 @@ def _source(inputs: BuildInputs) -> SourceConfig | None:
     return SourceConfig(
         tokens=spec.sources, start=_token_ids({start[0]: [first]}, start[0], vocab),
         forced=() if forced is None else _token_ids({"forced_bos_token_id": [forced]}, "forced_bos_token_id", vocab),
-        suppress=_token_ids(single, "bad_words_ids", vocab),
+        suppress=_token_ids(single, "bad_words_ids", vocab), placeholder=-1 if spec.vision is None else spec.vision.token,
     )  # fmt: skip
 
 

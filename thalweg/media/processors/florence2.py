@@ -1,0 +1,74 @@
+"""Florence-2: one square. Its vectors stand before the text that the encoder reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from thalweg.checkpoint.config import Config, flag
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.media.processors.base import (
+    FILE,
+    ImageProcessor,
+    Size,
+    View,
+    check_shape,
+    read_size,
+    settings,
+    token,
+    vision,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+STAGES: Mapping[str, list[Any]] = {
+    "embed_dim": [128, 256, 512, 1024], "depths": [1, 1, 9, 1], "patch_size": [7, 3, 3, 3], "patch_stride": [4, 2, 2, 2],
+    "patch_padding": [3, 1, 1, 1], "patch_prenorm": [False, True, True, True], "num_heads": [4, 8, 16, 32],
+    "num_groups": [4, 8, 16, 32],
+}  # fmt: skip
+"""Lists of `vision_config` with a value per stage of the encoder, and their defaults."""
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+class Florence2(ImageProcessor, frozen=True, kw_only=True):
+    side: int
+    vectors: int
+
+    def views(self, width: int, height: int) -> tuple[View, ...]:
+        check_shape(width, height)
+        return (View(((self.side, self.side),)),)
+
+    def count(self, size: Size) -> int:
+        return self.vectors
+
+    def source_array(self, views: Sequence[np.ndarray], size: Size, position: int) -> np.ndarray:
+        """f32[1, 1 + values]: the pixels along an edge, then the values of all pixels by channels."""
+        import numpy as np
+
+        from thalweg.media import patches
+
+        pixels = patches.normalize(views[0], self).transpose(2, 0, 1).reshape(1, -1)
+        return np.concatenate([np.full((1, 1), self.side, np.float32), pixels], 1)
+
+
+def florence2(config: Config, said: Config) -> Florence2:
+    size = read_size(said, "size", ("height", "width"), {"height": 224, "width": 224})
+    if flag(said, "do_center_crop", True) or set(size) != {"height", "width"} or len(set(size.values())) > 1:
+        raise UnsupportedModelError(f"{FILE}: do_center_crop: must be false, and size a height and an equal width")
+    side = size["height"]
+    return Florence2(
+        token=token(config, 51_289), marker="<image>", patch=1, side=side, vectors=1 + count_positions(config, side) ** 2,
+        source=True, **settings(said, mean=MEAN, std=STD),
+    )  # fmt: skip
+
+
+def count_positions(config: Config, side: int) -> int:
+    """Positions along an edge behind the last stage."""
+    seen = vision(config)
+    kernels, strides, paddings = (seen.get(key) or STAGES[key] for key in ("patch_size", "patch_stride", "patch_padding"))
+    for kernel, stride, padding in zip(kernels, strides, paddings, strict=True):
+        side = (side + 2 * padding - kernel) // stride + 1
+    if side < 1:
+        raise CheckpointError(f"{FILE}: size: too small for this encoder")
+    return side
