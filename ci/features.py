@@ -92,13 +92,14 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             ("tests/models/test_hearing.py",),
         ),
         Feature(
-            "[Transcription and translation](audio.md#transcription) (Whisper, Moonshine, Parakeet, CTC models)",
+            "[Transcription and translation](audio.md#transcription) (Whisper, Moonshine, Canary, Parakeet, CTC models)",
             "RUUUN",
             (
                 "tests/models/test_whisper.py",
                 "tests/models/test_moonshine.py",
                 "tests/models/test_parakeet.py",
                 "tests/models/test_wav2vec.py",
+                "tests/models/test_canary.py",
             ),
         ),
         Feature("[Word timestamps](audio.md#long-audio) in transcripts", "RUUUN", ("tests/models/test_word_times.py",)),
@@ -368,7 +369,7 @@ SERVICES: tuple[Service, ...] = (
         ("tests/server/pooling",),
     ),
     Service(
-        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([15 architectures](audio.md#transcription))",
+        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([17 architectures](audio.md#transcription))",
         True,
         ("tests/server/audio",),
     ),

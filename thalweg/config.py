@@ -62,8 +62,11 @@ class SpeechConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Does it support languages other than English, and translation?"""
     heads: int = 0
     """Heads of cross attention that align tokens with the audio. 0: the files name none."""
+    form: str = "whisper"
+    """The form of prompts. whisper: tokens for language, task and times. start: `start`. Else one of
+    `server.audio.prompted`, of a model whose spectra have a number of frames in front."""
     start: tuple[int, ...] = ()
-    """The prompt of every transcript. (): prompts have tokens for language, task and times, as those of Whisper."""
+    """The prompt of every transcript, in the form of this name."""
 
 
 class SourceConfig(msgspec.Struct, kw_only=True, frozen=True):

@@ -97,6 +97,10 @@ NAMES: Mapping[str, Mapping[str, str]] = {
 SHORTER: Mapping[str, Mapping[str, str]] = {"qwen": {"seq_length": "max_position_embeddings"}}
 """The same of names that apply where both are given. Longer sequences than QWen's `seq_length` have other frequencies."""
 _ENDLESS = {"num_attention_heads": 1, "max_position_embeddings": 32_768}
+_CANARY = {
+    "vocab_size": 16_384, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "max_position_embeddings": 1024,
+}  # fmt: skip
 _WAV2VEC = {
     "vocab_size": 32, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "max_position_embeddings": 1,
 }  # fmt: skip
@@ -109,6 +113,7 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
     **{name: {"max_position_embeddings": 2048} for name in ("falcon", "RefinedWeb", "RefinedWebModel")},
     "recurrent_gemma": {"max_position_embeddings": 8192},
     **dict.fromkeys(("data2vec-audio", "hubert", "unispeech", "unispeech-sat", "wav2vec2", "wavlm"), _WAV2VEC),
+    "cohere_asr": _CANARY,
     "gemma3_text": {
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
@@ -132,6 +137,7 @@ _QWEN2 = {
     "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32_768,
 }  # fmt: skip
 INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("canary", "canary_decoder"): _CANARY,
     ("clip", "clip_text_model"): {
         "vocab_size": 49_408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8,
         "max_position_embeddings": 77,
@@ -202,6 +208,8 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     for other in TEXT:
         if isinstance(config.get(other), dict) and config.get("text_config") is None:
             config = {"text_config": config[other], **{k: v for k, v in config.items() if k not in (other, "text_config")}}
+    if config.get("model_type") == "canary" and isinstance(config.get("decoder_config"), dict):
+        config = {"text_config": config["decoder_config"], **{k: v for k, v in config.items() if k != "decoder_config"}}
     text = config.get("text_config")
     if isinstance(text, dict):
         around = {key: value for key, value in config.items() if key != "text_config"}

@@ -31,6 +31,7 @@ from thalweg.models.heads.dense import DenseModules
 from thalweg.models.heads.lexical import WordWeights
 from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.altup import Streams
+from thalweg.models.layers.conformer_source import ConformerSource
 from thalweg.models.layers.disentangled import Distances
 from thalweg.models.layers.embedding import AddedEmbedding, Embedding, LMHead
 from thalweg.models.layers.gated_streams import GatedStreams
@@ -89,9 +90,7 @@ _ENDS = (
         lambda s: s.tile_source,
         lambda ctx, s, part, w: TileEncoder(ctx, part, w, Block),
     ),
-    _End(
-        "speech", lambda s: s.speech, lambda ctx, s, part, w: _speech_encoder(part)(replace(ctx, adapters=None), part, w, Block)
-    ),
+    _End("speech", lambda s: s.speech, lambda ctx, s, part, w: SPEECH[type(part)](replace(ctx, adapters=None), part, w, Block)),
 )
 
 
@@ -110,8 +109,12 @@ def _vision_encoder(part: Any) -> type[VisionEncoder | SamEncoder | MaskedEncode
     return MaskedEncoder if part.masked else VisionEncoder
 
 
-def _speech_encoder(part: Any) -> type[SpeechEncoder | WaveformEncoder]:
-    return WaveformEncoder if isinstance(part, spec.WaveformEncoder) else SpeechEncoder
+SPEECH: Mapping[type, Callable[..., Any]] = {
+    spec.SpeechEncoder: SpeechEncoder,
+    spec.WaveformEncoder: WaveformEncoder,
+    spec.ConformerSource: ConformerSource,
+}
+"""The same of speech encoders, which cross-attention reads."""
 
 
 def _build_ends(ctx: Context, s: spec.ModelSpec, weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from thalweg.media.processors.base import FILE
 
 F32 = np.float32
 FFT = 512
+EMPHASIS = 0.97
 GUARD = 2.0**-24
 EPSILON = 1e-5
 LONGEST = 60.0
@@ -60,5 +61,5 @@ def parakeet(config: Config, said: Config) -> ParakeetAudio:
     return ParakeetAudio(
         token=0, bins=bins, hidden=integer(encoder, "hidden_size", high=1 << 20, default=1024), most=LONGEST, least=1,
         stride=HOP * integer(encoder, "subsampling_factor", high=1 << 8, default=8), shortest=SHORTEST,
-        emphasis=0.0 if said.get("preemphasis", 0) is None else real(said, "preemphasis", 0, 1, default=0.97),
+        emphasis=0.0 if said.get("preemphasis", 0) is None else real(said, "preemphasis", 0, 1, default=EMPHASIS),
     )  # fmt: skip

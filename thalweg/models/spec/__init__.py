@@ -16,6 +16,7 @@ from thalweg.models.spec.audio import AudioSpec, Conv
 from thalweg.models.spec.block_sparse import BlockSparseAttention
 from thalweg.models.spec.compressed import CompressedAttention, KeptEntries, WindowPooling
 from thalweg.models.spec.conformer import ConformerSpec, QFormerSpec
+from thalweg.models.spec.conformer_source import ConformerSource
 from thalweg.models.spec.cross import CrossAttention, SourceMLP
 from thalweg.models.spec.davit import DaViTSpec, DaViTStage
 from thalweg.models.spec.delta import DeltaNet
@@ -72,6 +73,7 @@ __all__ = [
     "CTCHead",
     "ClipReaderSpec",
     "CompressedAttention",
+    "ConformerSource",
     "ConformerSpec",
     "Conv",
     "CrossAttention",

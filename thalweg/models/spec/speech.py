@@ -33,6 +33,8 @@ class SpeechEncoder:
     """After each convolution."""
     multilingual: bool = True
     """The language of the audio is a token of the prompt. False: the model knows only English."""
+    form: str = "whisper"
+    """As `SpeechConfig` has it."""
     name: str = "encoder."
     layer: str = "layers.{}."
 

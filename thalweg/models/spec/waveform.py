@@ -25,6 +25,7 @@ class WaveformEncoder(SpeechEncoder):
     """Three convolutions over samples, and layers with rotary positions (Jeffries et al. 2024, https://arxiv.org/abs/2410.15608).
     Clips have different lengths: a row of features is the number of samples, and the samples."""
 
+    form: str = "start"
     bins: int = 0
     """Of a spectrum: it reads none."""
     longest: int

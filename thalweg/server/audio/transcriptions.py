@@ -17,6 +17,7 @@ from thalweg.server.audio import pieces
 from thalweg.server.audio.chat import ChatRecognizer
 from thalweg.server.audio.clips import ClipRecognizer, answer_clip
 from thalweg.server.audio.plain import PlainRecognizer
+from thalweg.server.audio.prompted import PromptedRecognizer
 from thalweg.server.audio.protocol import AudioRequest, check, fields_of
 from thalweg.server.audio.recognizer import Recognizer, WindowedAudio
 from thalweg.server.audio.whisper import TimedTranscript, WhisperRecognizer
@@ -44,9 +45,10 @@ def open_recognizer(serving: Serving) -> Recognizer:
     model = serving.engine.config.model
     if model.pooling is not None:
         return ClipRecognizer(serving)
-    speech = model.speech
-    kind = ChatRecognizer if speech is None else PlainRecognizer if speech.start else WhisperRecognizer
-    return kind(serving)
+    if model.speech is None:
+        return ChatRecognizer(serving)
+    known: dict[str, type[Recognizer]] = {"whisper": WhisperRecognizer, "start": PlainRecognizer}
+    return known.get(model.speech.form, PromptedRecognizer)(serving)
 
 
 async def _answer(serving: Serving, http: Request, task: str) -> Response:

@@ -102,7 +102,8 @@ def _speech(inputs: BuildInputs) -> SpeechConfig | None:
         begin_suppress=_token_ids(generation, "begin_suppress_tokens", inputs.facts.vocab),
         multilingual=bool(generation.get("is_multilingual", spec.multilingual)),
         heads=inputs.spec.aligned_heads,
-        start=() if spec.bins else _token_ids({first: [generation.get(first, 1)]}, first, inputs.facts.vocab),
+        form=spec.form,
+        start=_token_ids({first: [generation.get(first, 1)]}, first, inputs.facts.vocab) if spec.form == "start" else (),
     )  # fmt: skip
 
 
