@@ -49,10 +49,12 @@ CAPTURED = 512
 """Tokens of the largest step that a graph holds (`mixed_graph` of the GPU platforms)."""
 BUDGET = 8192
 """Tokens of the largest step with prompts, on a large GPU."""
-LAYER_LAUNCHES = {"dense": 10, "experts": 15}
+LAYER_LAUNCHES = {"dense": 10, "experts": 14}
 LAYER_DEPENDENT = {"dense": 6, "experts": 11}
 AROUND = 19
 """Launches of a layer, of these such as may be dependent, and around all layers (`ci/gpu/launches.py`)."""
+FEW_PAIRS = 128
+"""Pairs of a token and an expert up to which a mixture has one launch less (`triton_kernels.groups`)."""
 ROUNDINGS = 4
 """Launches that round the inputs of a layer's products, where they are 8-bit."""
 EXPERT_TILE = (64, 32)
@@ -218,9 +220,12 @@ def predict_scores(made: Model, tokens: int, rates: Rates) -> float:
     return pairs / rates.scores
 
 
-def predict_gaps(made: Model) -> float:
+def predict_gaps(made: Model, rows: int) -> float:
+    """Of all launches of a step with so many rows."""
     count = len(made.matrices)
+    few = sum(1 for m in made.matrices if m.experts and rows * m.top_k <= FEW_PAIRS) // 2
     saved = (LAUNCH_GAP - DEPENDENT_GAP) * made.dependent
+    saved += (DEPENDENT_GAP if made.dependent else LAUNCH_GAP) * few
     return PRODUCT_GAP * count + LAUNCH_GAP * max(0, made.launches - count) - saved
 
 
@@ -228,13 +233,13 @@ def predict_step(case: Case, seqs: int, context: float, rates: Rates, choose: Ch
     """A decode step, captured."""
     made = count_case(case)
     read = sum(seqs * size * (min(context, window) if window else context) for size, window in made.token_bytes)
-    return predict_products(made, seqs, seqs, rates, choose) + read / rates.cache + predict_gaps(made)
+    return predict_products(made, seqs, seqs, rates, choose) + read / rates.cache + predict_gaps(made, seqs)
 
 
 def predict_prompt(case: Case, tokens: int, rates: Rates, choose: Choose) -> float:
     """A step of one prompt. The output matrix meets one row."""
     made = count_case(case)
-    busy = predict_products(made, tokens, 1, rates, choose) + predict_scores(made, tokens, rates) + predict_gaps(made)
+    busy = predict_products(made, tokens, 1, rates, choose) + predict_scores(made, tokens, rates) + predict_gaps(made, tokens)
     return busy if tokens <= CAPTURED else max(busy, made.launches * HOST_LAUNCH)
 
 
@@ -242,7 +247,7 @@ def predict_requests(case: Case, n: int, prompt: int, out: int, rates: Rates, ch
     """N requests at once: their prompts in steps of BUDGET tokens, then as many decode steps as each has tokens."""
     made, tokens = count_case(case), n * prompt
     step = min(tokens, BUDGET)
-    each = predict_products(made, step, max(1, step // prompt), rates, choose) + predict_gaps(made)
+    each = predict_products(made, step, max(1, step // prompt), rates, choose) + predict_gaps(made, step)
     prompts = tokens / step * each + n * predict_scores(made, prompt, rates)
     return prompts + out * predict_step(case, n, prompt + out / 2, rates, choose)
 
@@ -293,11 +298,12 @@ def format_table(case: Case, context: int, rates: Rates, choose: Choose) -> str:
     for n in (1, 8, 16, 64, 128, 256):
         whole = predict_step(case, n, context, rates, choose)
         part = predict_products(made, n, n, rates, choose)
-        cells = (part, whole - part - predict_gaps(made), 0.0, predict_gaps(made), whole)
+        gaps = predict_gaps(made, n)
+        cells = (part, whole - part - gaps, 0.0, gaps, whole)
         lines.append(_format_row(f"step {n}", cells, n / whole))
     for n in (512, 2048, 8192):
         whole = predict_prompt(case, n, rates, choose)
-        cells = (predict_products(made, n, 1, rates, choose), 0.0, predict_scores(made, n, rates), predict_gaps(made), whole)
+        cells = (predict_products(made, n, 1, rates, choose), 0.0, predict_scores(made, n, rates), predict_gaps(made, n), whole)
         lines.append(_format_row(f"prompt {n}", cells, n / whole))
     return "\n".join(lines)
 

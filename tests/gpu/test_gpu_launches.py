@@ -39,11 +39,11 @@ def test_launches_of_a_layer_are_counted_for_a_gpu_that_is_not_here(tmp_path: Pa
 @pytest.mark.nightly
 @pytest.mark.parametrize(("shape", "kind"), [("tiny", "dense"), ("tiny-moe", "experts")])
 def test_every_triton_launch_of_a_layer_is_dependent_where_the_option_says_so(shape: str, kind: str, tmp_path: Path) -> None:
-    found = _count_launches(shape, tmp_path / "launches.json", "--dependent")["decode 1"]["of_layer"]
+    found = _count_launches(shape, tmp_path / "launches.json", "--dependent")["decode 64"]["of_layer"]
     triton = {name: n for name, n in found.items() if name.startswith("triton")}
     assert all(name.endswith("(dependent)") for name in triton), triton
     assert sum(triton.values()) == script("predict").LAYER_DEPENDENT[kind]
-    joined = _count_launches(shape, tmp_path / "joined.json", "--joined")["decode 1"]["of_layer"]
+    joined = _count_launches(shape, tmp_path / "joined.json", "--joined")["decode 64"]["of_layer"]
     assert sum(joined.values()) == sum(found.values()) - 1
     assert "triton join" not in joined
 
@@ -53,7 +53,8 @@ def test_experts_of_gpt_oss_run_kernels_whose_launches_do_not_grow_with_their_nu
     """Biases and clamped gates are added inside: the reference body launches 570 operations a layer."""
     found = _count_launches("gpt-oss-20b", tmp_path / "launches.json")
     for name, f in found.items():
-        assert f["layer"] <= 16, (name, f["of_layer"])
+        assert f["layer"] <= (13 if name == "decode 1" else 15), (name, f["of_layer"])
+        assert "torch to" not in f["of_layer"], name  # of the router's logits
         assert [f["of_layer"].get(f"triton {k}") for k in ("up", "down", "together")] == [1, 1, 1], name
         assert not any(k in f["of_layer"] for k in ("torch mul", "torch clamp", "torch index")), name
         assert f["of_layer"].get("torch linear", 0) <= 2, name  # of q, k and v, and of attention's output

@@ -33,9 +33,9 @@ def device() -> Device:
     return InterpretPlatform().open(Place())
 
 
-def _kernel(device: Device, **facts: Any) -> Kernel:
-    """The first one that runs experts of these facts."""
-    return next(k for k in device.kernels if k.op == "experts" and k.supports(facts) is None)
+def _kernel(device: Device, op: str = "experts", **facts: Any) -> Kernel:
+    """The first one that runs an op of these facts."""
+    return next(k for k in device.kernels if k.op == op and k.supports(facts) is None)
 
 
 @pytest.mark.parametrize("pair", [(DENSE, NF4), (INT4_GROUPS, DENSE), (NF4, WeightFormat("float", 8))], ids=str)
@@ -68,18 +68,33 @@ def _assign_by_sorting(ids: torch.Tensor, experts: int, m: int) -> tuple[torch.T
     return ends - each, ends, after - (each + m - 1) // m, pairs, owner
 
 
-@pytest.mark.parametrize("ranked", [True, False])
+@pytest.mark.parametrize("way", ["one program", "ranked", "sorted"])
 @pytest.mark.parametrize(("tokens", "each", "experts", "m"), [(1, 4, 8, 16), (7, 2, 5, 16), (90, 3, 33, 16), (300, 1, 2, 64)])
 def test_pairs_lie_by_expert_in_their_order_and_tiles_have_one_expert(
-    device: Device, monkeypatch: pytest.MonkeyPatch, ranked: bool, tokens: int, each: int, experts: int, m: int
+    device: Device, monkeypatch: pytest.MonkeyPatch, way: str, tokens: int, each: int, experts: int, m: int
 ) -> None:
-    """Nobody's pairs (adapters' rows without one) come last and have no tile. Few pairs are ranked, many sorted."""
-    if not ranked:
+    """Nobody's pairs (adapters' rows without one) come last and have no tile. Few pairs have one program, more are ranked,
+    many sorted."""
+    if way != "one program":
+        monkeypatch.setattr(groups, "FEW", 0)
+    if way == "sorted":
         monkeypatch.setattr(groups, "MOST_RANKED", 0)
     drawn = np.random.default_rng(tokens).integers(0, experts + (each == 1), (tokens, each))
     ids = torch.from_numpy(drawn.astype(np.int32))
     for got, want in zip(groups.assign(tiles("interpret"), ids, experts, m), _assign_by_sorting(ids, experts, m), strict=True):
         assert got.tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_logits_are_widened_in_the_launch_that_routes(device: Device, scores: str) -> None:
+    kernel = _kernel(device, op="route", logits="bfloat16", experts=24)
+    rng = torch.Generator().manual_seed(8)
+    logits, bias = torch.randn(9, 24, generator=rng).to(torch.bfloat16), torch.randn(24, generator=rng)
+    static = {"k": 4, "scores": scores, "renormalise": True}
+    for got, want in zip(kernel.run(logits, bias, **static), kernel.run(logits.float(), bias, **static), strict=True):
+        assert torch.equal(got, want)
+    for got, want in zip(kernel.run(logits, bias, **static), ops.route.reference(logits, bias, **static), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_a_token_s_bits_are_the_same_in_whatever_tile_of_its_experts(device: Device) -> None:

@@ -235,6 +235,10 @@ def _route(
     return ids, weights * scale
 
 
-ROUTE = Kernel("route", "top-k", in_jax(_route))
+def _refuse_logits(spec: Mapping[str, Any]) -> str | None:
+    return f"reads logits in float32, not {spec['logits']}" if "logits" in spec else None
+
+
+ROUTE = Kernel("route", "top-k", in_jax(_route), _refuse_logits)
 """The body sorts all experts. XLA has an operation for the best few, with the lower id of equals, as in the op. A kernel in
 Pallas would not pay: a decode step's scores are a few registers."""

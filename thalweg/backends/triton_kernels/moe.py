@@ -39,7 +39,7 @@ def _route(
     t = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BLOCK)
     there = e < E
-    x = tl.load(logits + t * row + e, mask=there, other=float("-inf"))
+    x = tl.load(logits + t * row + e, mask=there, other=float("-inf")).to(tl.float32)
     if SIGMOID:
         value = 1.0 / (1.0 + tl.exp(-x))
     else:

@@ -43,8 +43,8 @@ def route(
     logits: Tensor, bias: Tensor | None = None, *, k: int, scores: str, renormalise: bool, scale: float = 1.0, groups: int = 1,
     top_groups: int = 1, group_best: int = 2,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The k experts of each token and their weights, best first, of equals the lower id: logits f32[T, E], bias
-    f32[E] -> (ids i32[T, k], weights f32[T, k]).
+    """The k experts of each token and their weights, best first, of equals the lower id: logits float[T, E], bias
+    f32[E] -> (ids i32[T, k], weights f32[T, k]). Facts: logits, where their dtype is not float32. Arithmetic is float32.
 
     Scores are softmax or sigmoid of the logits. The chosen scores are the weights, divided by their sum (renormalise,
     plus 1e-20 for sigmoids) and times scale. Choosing goes by score + bias. With groups (DeepSeek-V3, 2.1.2) an
@@ -52,6 +52,7 @@ def route(
     """
     if scores not in ("softmax", "sigmoid"):
         raise ValueError(f"route: scores are softmax or sigmoid, not {scores!r}")
+    logits = logits.to(torch.float32)
     value = torch.softmax(logits, -1) if scores == "softmax" else sigmoid(logits)
     by = value if bias is None else value + bias
     if groups > 1:

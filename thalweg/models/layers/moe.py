@@ -44,13 +44,14 @@ class Experts:
             grouped["group_best"] = spec.group_best
         self._average = spec.average
         self._route: Callable[..., tuple[Array, Array]]
+        self._widens = True
         if spec.scores == "sparsemixer":
             self._route = partial(sparsemixer, jitter=spec.jitter)
         elif spec.scores == "sqrtsoftplus":
             self._route = partial(root_softplus, k=spec.top_k, renormalise=spec.renormalise, scale=spec.scale)
         else:
-            self._route = ctx.bind(
-                ops.route, k=spec.top_k, scores=spec.scores, renormalise=spec.renormalise, scale=spec.scale,
+            self._route, self._widens = bind_route(
+                ctx, spec, k=spec.top_k, scores=spec.scores, renormalise=spec.renormalise, scale=spec.scale,
                 experts=spec.experts + spec.zero, **grouped,
             )  # fmt: skip
         form, down = ctx.format(first), ctx.format(second)
@@ -142,7 +143,9 @@ class Experts:
     def _select_experts(self, p: Mapping[str, Any], x: Array, flow: Flow) -> tuple[Array, Array]:
         """Experts i32[T, k] of each token, and their weights f32[T, k]."""
         bias = p["router_bias"]["bias"] if "router_bias" in p else None
-        logits = self._router(self._normalize(p, "router_norm", x), p["router"]["weight"], bias).to(torch.float32)
+        logits = self._router(self._normalize(p, "router_norm", x), p["router"]["weight"], bias)
+        if self._widens:
+            logits = logits.to(torch.float32)
         if self._logit_scale != 1.0:
             logits = logits * self._logit_scale
         correction = (p["correction"]["bias"].reshape(-1),) if "correction" in p else ()
@@ -189,6 +192,16 @@ def _span_spec(matrix: Weight, experts: int, ranks: int) -> ParamSpec:
         return torch.tensor([expert_span(experts, rank, ranks) for rank in range(ranks)], dtype=torch.int32)
 
     return ParamSpec(Weight((table_source(f"{matrix.sources[0].name}.span", ranks, 2),), 0), "int32", make=make)
+
+
+def bind_route(ctx: Context, spec: MoE, **facts: Any) -> tuple[BoundOp, bool]:
+    """`ops.route` with these facts, and whether the layer widens the logits first. It does not where a kernel of the device
+    reads the model's dtype, and nothing comes between."""
+    if ctx.dtype != "float32" and spec.logit_scale == 1.0:
+        offered = ctx.binder.offer(ops.route, dtype=ctx.dtype, logits=ctx.dtype, **facts)
+        if offered is not None:
+            return offered, False
+    return ctx.bind(ops.route, **facts), True
 
 
 def bind_experts(ctx: Context, spec: MoE, **facts: Any) -> tuple[BoundOp, tuple[str, ...]]:

@@ -164,6 +164,8 @@ class NativeExperts:
 
 
 def _scores(spec: Mapping[str, Any]) -> str | None:
+    if "logits" in spec:
+        return f"reads logits in float32, not {spec['logits']}"
     known = ("softmax", "sigmoid")
     return None if spec["scores"] in known else f"scores are {' and '.join(known)}, not {spec['scores']}"
 
