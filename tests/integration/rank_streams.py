@@ -9,6 +9,9 @@ from pathlib import Path
 from thalweg import AsyncLLM, SamplingParams
 from thalweg.params import RequestOutputKind
 
+OWNER = "RANKS_BELONG_TO"
+"""A variable of the environment, which processes inherit from the tests' process: other tests run at the same time."""
+os.environ[OWNER] = str(os.getpid())
 PROMPTS = ["Once upon a time", "2 + 2 =", "one two three " * 30]
 
 
@@ -37,12 +40,14 @@ async def collect_texts(
 
 
 def list_ranks() -> list[int]:
-    """The live process of every rank of this machine."""
-    found = []
+    """The live process of every rank that this process has started, or that others have for it."""
+    found, ours = [], f"{OWNER}={os.getpid()}".encode()
     for each in Path("/proc").glob("[0-9]*"):
         try:
             named = b"thalweg.engine.executor.rank" in (each / "cmdline").read_bytes()
-            if named and (each / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            if not named or ours not in (each / "environ").read_bytes().split(b"\0"):
+                continue
+            if (each / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
                 found.append(int(each.name))
         except OSError:
             continue

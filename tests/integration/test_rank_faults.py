@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,21 @@ def starting() -> int | None:
 
 
 @pytest.fixture
-async def engine(request: pytest.FixtureRequest) -> AsyncIterator[AsyncLLM]:
+async def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncLLM]:
     """With these arguments, if the test gives some."""
-    before = set(list_ranks())
+    before, own, start = set(list_ranks()), set[int](), subprocess.Popen.__init__
+
+    def record(self: Any, *args: Any, **more: Any) -> None:
+        start(self, *args, **more)
+        own.add(self.pid)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", record)
     made = await AsyncLLM.start(msgspec.structs.replace(ARGS, **getattr(request, "param", {})))
     yield made
     await made.shutdown()
     await wait_for_end(before)
-    left = [f for f in Path("/dev/shm").glob(f"{FOLDERS}*") if not Path(f"/proc/{f.name.split('-')[2]}").exists()]
+    assert own
+    left = [f for f in Path("/dev/shm").glob(f"{FOLDERS}*") if int(f.name.split("-")[2]) in own]
     assert all({f.name for f in folder.iterdir()} <= {"owner"} for folder in left)  # removed by the next start
 
 
