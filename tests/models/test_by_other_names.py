@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import zoo_text
 from rig import Rig, Seq
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -308,6 +309,28 @@ def test_qwens_longest_sequence_is_the_one_without_scaled_frequencies(tmp_path):
     assert max_len(config) == 64
     (rope,) = registry.family(config)(config).ropes
     assert rope.parameters["rope_theta"] == 5000
+
+
+def test_mimo_v2_has_groups_of_heads_in_one_tensor(tmp_path):
+    different = zoo_text.TEXT["mimo-v2-flash"][1] | {"attention_bias": False}
+    settings = transformers.MiMoV2FlashConfig(**{**SMALL, **different}, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    spread(model, 2)
+    config = {**settings.to_dict(), "architectures": ["MiMoV2ForCausalLM"], "attention_projection_layout": "fused_qkv"}
+
+    def fused(tensors: Tensors) -> Tensors:
+        out = {name.replace(".sinks", ".attention_sink_bias"): t for name, t in tensors.items()}
+        for name in [n for n in out if n.endswith("q_proj.weight")]:
+            at = name.removesuffix("q_proj.weight")
+            parts = [out.pop(f"{at}{p}_proj.weight").view(2, -1, 48) for p in "qkv"]  # two groups, also of more KV heads
+            out[f"{at}qkv_proj.weight"] = torch.cat(parts, 1).flatten(0, 1)
+        return out | {"visual.patch_embed.weight": torch.ones(4, 4), "audio_encoder.norm.weight": torch.ones(4)}
+
+    published(tmp_path / "m", model, config, fused)
+    compared(tmp_path / "m", lambda ids: model(torch.tensor([ids])).logits[0])
+    for key, wrong in (("attention_projection_layout", "odd"), ("quantization_config", {"quant_method": "fp8"})):
+        with pytest.raises(UnsupportedModelError, match="attention_projection_layout"):
+            registry.family(config)({**config, key: wrong})
 
 
 def test_the_larger_baichuan_tells_positions_by_scores_alone(tmp_path):

@@ -35,6 +35,7 @@ MADE = {
     "gemma3n_text": {"num_hidden_layers": 25},
     "gemma4_text": {"num_hidden_layers": 25},
     "qwen4_exp_text": INDEXER,
+    "zamba2": {"num_hidden_layers": 54},
 }
 """Of these what has no default, or one that no file has. GPT-Neo names 24 layers. Of Gemma 3n's layers the last 15 read earlier
 ones' caches. Gemma 4 names layers by numbers, which are padded beyond 10."""

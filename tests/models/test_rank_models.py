@@ -32,6 +32,8 @@ KINDS = {
     "qwen3-next": 2,
     "qwen4-exp": 2,
     "hy-v4": 2,  # sinks of latent attention
+    "axk2": 2,  # gates of values, with q
+    "zamba2": 2,  # additions of low rank
 }
 
 

@@ -323,7 +323,7 @@ def spread(model: torch.nn.Module, seed: int) -> None:
             p.fill_({"input_max": 1.1, "input_min": -0.9, "output_max": 1.6, "output_min": -1.7}[name.rsplit(".", 1)[1]])
         elif name.endswith(("A_log", "recurrent_param")):
             p.uniform_(-3, 0.5, generator=g)  # from heads that forget little to heads that forget much
-        elif "norm" in name.lower() or ".ln_" in name:
+        elif ("norm" in name.lower() or ".ln_" in name) and ".mlp.fc" not in name:
             p.add_(torch.empty_like(p).normal_(0, 0.2, generator=g))  # about where they begin: 1, or 0 where 1 is added
         elif name.endswith(("scale", "layer_scalar")):
             p.uniform_(0.5, 1.5, generator=g)
@@ -348,6 +348,8 @@ def spread(model: torch.nn.Module, seed: int) -> None:
             p.normal_(0, 0.4, generator=g)
         elif p.ndim == 1:  # gates
             p.uniform_(0.5, 1.5, generator=g)
+        elif "shared_transformer" in name or name.endswith(".linear.weight"):
+            p.normal_(0, 0.6 / p.shape[1] ** 0.5, generator=g)  # no residual stream leads around these
         else:
             p.normal_(0, 1.2 / p.shape[1] ** 0.5, generator=g)
 

@@ -41,6 +41,22 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "openai-gpt": (transformers.OpenAIGPTConfig, {}),
     "xglm": (transformers.XGLMConfig, {"ffn_dim": 80, "pad_token_id": 0}),
+    "zamba2": (
+        transformers.Zamba2Config,
+        {
+            "num_hidden_layers": 4, "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid"],
+            "hidden_size": 64, "n_mamba_heads": 4, "mamba_d_state": 12, "mamba_ngroups": 2, "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True, "num_key_value_heads": 4,
+            "use_mem_rope": True, "adapter_rank": 6, "time_step_min": 0.4,
+        },
+    ),
+    "zamba2-one-block": (
+        transformers.Zamba2Config,
+        {
+            "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "hidden_size": 64,
+            "n_mamba_heads": 4, "mamba_d_state": 12, "adapter_rank": 6,
+        },
+    ),
 }  # fmt: skip
 _NEW: dict[str, tuple[str, dict[str, Any]]] = {
     "lara-mini": (

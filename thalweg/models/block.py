@@ -28,6 +28,7 @@ from thalweg.models.layers.latent import LatentAttention
 from thalweg.models.layers.lightning import LightningAttention
 from thalweg.models.layers.mamba import Mamba
 from thalweg.models.layers.mamba2 import Mamba2
+from thalweg.models.layers.memory import LowRankMLP, MemoryPart
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.moe import Experts
 from thalweg.models.layers.ngram import KeptRows
@@ -68,6 +69,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
 FFNS: Mapping[type, Callable[..., Any]] = {
     spec.MLP: GatedMLP,
     spec.UngatedMLP: UngatedMLP,
+    spec.LowRankMLP: LowRankMLP,
     spec.MoE: Experts,
     spec.XieluMLP: XieluMLP,
     spec.SparseMLP: SparseGatedMLP,
@@ -79,6 +81,7 @@ AROUND: Mapping[type, Callable[..., Any]] = {
     spec.LayerEnding: LayerEnding,
     spec.AltUp: AltUp,
     spec.HyperConnection: HyperConnection,
+    spec.MemoryPart: MemoryPart,
     spec.GatedResidual: GatedResidual,
     spec.ResidualGate: ResidualGate,
 }

@@ -36,6 +36,7 @@ from thalweg.models.layers.disentangled import Distances
 from thalweg.models.layers.embedding import AddedEmbedding, Embedding, LMHead
 from thalweg.models.layers.gated_streams import GatedStreams
 from thalweg.models.layers.hyper import HyperStreams
+from thalweg.models.layers.memory import MemoryStreams
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.layers.perlayer import LayerInputs
 from thalweg.models.layers.recurrent import Replay
@@ -70,6 +71,7 @@ class _End:
 STREAMS: Mapping[type, Callable[..., Any]] = {
     spec.Streams: Streams,
     spec.HyperStreams: HyperStreams,
+    spec.MemoryStreams: MemoryStreams,
     spec.GatedStreams: GatedStreams,
 }
 """Declaration of several residual streams -> the layer that makes them and joins them."""

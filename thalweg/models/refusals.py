@@ -18,6 +18,7 @@ from thalweg.models.spec import (
     HyperStreams,
     LatentAttention,
     LayerInputs,
+    MemoryStreams,
     ModelSpec,
     ShortcutMoE,
     SpeechEncoder,
@@ -50,7 +51,10 @@ TENSOR = (
 STAGE = (
     _FALLBACK,
     Refusal("perlayer", "each layer reads inputs made of the embeddings", lambda p: isinstance(p, LayerInputs)),
-    Refusal("altup", "it has several residual streams", lambda p: isinstance(p, GatedStreams | HyperStreams | Streams)),
+    Refusal(
+        "altup", "it has several residual streams",
+        lambda p: isinstance(p, GatedStreams | HyperStreams | MemoryStreams | Streams),
+    ),
     Refusal(
         "cross", "its layers read an encoder that runs inside the step",
         lambda p: isinstance(p, TileSource | SpeechEncoder | TextEncoder),

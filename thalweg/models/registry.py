@@ -219,6 +219,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "MBartForConditionalGeneration": f"{_FAMILIES}.bart:mbart",
     "MiMoForCausalLM": f"{_FAMILIES}.mimo:mimo",
     "MiMoV2FlashForCausalLM": f"{_FAMILIES}.mimo_v2:mimo_v2_flash",
+    "MiMoV2ForCausalLM": f"{_FAMILIES}.mimo_v2:mimo_v2",
     "MiniCPM3ForCausalLM": f"{_FAMILIES}.minicpm3:minicpm3",
     "MiniCPMForCausalLM": f"{_FAMILIES}.minicpm:minicpm",
     "MiniCPMO": f"{_FAMILIES}.minicpm_v_2:minicpm_v",
@@ -359,6 +360,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "XLMRobertaModel": f"{_FAMILIES}.roberta:roberta",
     "XverseForCausalLM": f"{_FAMILIES}.llama:llama",
     "YoutuForCausalLM": f"{_FAMILIES}.youtu:youtu",
+    "Zamba2ForCausalLM": f"{_FAMILIES}.zamba2:zamba2",
 }
 """`architectures` entry of config.json -> "module:function"."""
 

@@ -1,5 +1,5 @@
-"""MiMo-V2-Flash: values narrower than keys, sliding windows with sinks and more KV heads on five of six layers, sigmoid
-routers with expert bias on all layers but the first."""
+"""MiMo-V2-Flash, and MiMo-V2.5 and 2.6 for text: values narrower than keys, sliding windows with sinks and more KV heads on
+five of six layers, sigmoid routers with expert bias on all layers but the first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import attention, decoder, eps, layer_count, layer_types, mlp, pre_norms, rope
 from thalweg.models.families.mixtures import sigmoid_mixture, sparse
-from thalweg.models.spec import Attention, Layer, ModelSpec, MTPSpec, Names, Norm, Norms
+from thalweg.models.families.multimodal import blind
+from thalweg.models.spec import Attention, Layer, ModelSpec, MTPSpec, Names, Norm, Norms, Rows
 
 FULL, WINDOW = "full_attention", "sliding_attention"
 SINKS = ((".self_attn.sinks", ".self_attn.attention_sink_bias"),)
@@ -41,6 +42,31 @@ def mimo_v2_flash(config: Config) -> ModelSpec:
     return replace(spec, mtp=_module(config, spec.hidden, mixers[WINDOW])) if WINDOW in mixers else spec
 
 
+def mimo_v2(config: Config) -> ModelSpec:
+    """MiMo-V2.5 and 2.6, for text. `attention_projection_layout` "fused_qkv": q, k and v are in one tensor."""
+    layout = config.get("attention_projection_layout")
+    if layout not in (None, "split", "fused_qkv"):
+        raise UnsupportedModelError(f"config.json: attention_projection_layout: {layout!r:.80} is not supported; fused_qkv is")
+    if layout == "fused_qkv" and (config.get("quantization_config") or flag(config, "attention_bias", False)):
+        raise UnsupportedModelError(
+            "config.json: attention_projection_layout: fused_qkv is only supported without quantisation and biases: convert "
+            "the checkpoint to bfloat16"
+        )
+    made = mimo_v2_flash(config)
+    return blind(made, "audio_encoder.", "audio_tower.", "speech_embeddings.")
+
+
+def _rows(heads: Attention, groups: int) -> Attention:
+    """With q, k and v in one tensor: of so many groups of heads in turn."""
+    sizes = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim, heads.kv_heads * (heads.value_dim or heads.head_dim)
+    if heads.heads % groups or heads.kv_heads % groups:
+        raise CheckpointError(f"config.json: num_key_value_heads: {groups} groups do not divide the heads of each layer")
+    q, k, v = (size // groups for size in sizes)
+    every = q + k + v
+    rows = Rows("qkv_proj", 0, q, every), Rows("qkv_proj", q, k, every), Rows("qkv_proj", q + k, v, every)
+    return replace(heads, rows=rows)
+
+
 def _module(config: Config, hidden: int, window: Attention) -> MTPSpec:
     """The first module. Published checkpoints have three, whose configurations do not count them."""
     e = eps(config)
@@ -68,19 +94,20 @@ def _attention(config: Config, kind: str) -> Attention:
         ropes = {each: {"rope_type": "default", "rope_theta": theta} for each, theta in thetas.items()}
     share = real(config, "partial_rotary_factor", default=0.334)
     ropes = {each: {"partial_rotary_factor": share, **said} for each, said in ropes.items() if isinstance(said, dict)}
-    kv = integer(config, "num_key_value_heads")
+    kv = groups = integer(config, "num_key_value_heads")
     if window:
         kv = integer(config, "swa_num_key_value_heads", high=1 << 16, default=2 * kv)
     width = integer(config, "v_head_dim", high=head_dim)
     sinks = flag(config, "add_swa_attention_sink_bias", True) if window else flag(config, "add_full_attention_sink_bias", False)
     read = {**config, "rope_parameters": ropes, "rope_scaling": None, "num_key_value_heads": kv}
     scale = real(config, "attention_value_scale", 1e-6, 1e6, default=1.0 if "attention_value_scale" in config else 0.707)
-    return attention(
+    made = attention(
         read, head_dim=head_dim, rope=rope(read, head_dim, kind=kind, partial=True),
         window=_window(config) if window else 0, value_dim=0 if width == head_dim else width,
         value_scale=scale,
         bias=flag(config, "attention_bias", False), sinks="attention_sink_bias" if sinks else "",
     )  # fmt: skip
+    return _rows(made, groups) if config.get("attention_projection_layout") == "fused_qkv" else made
 
 
 def _window(config: Config) -> int:

@@ -26,6 +26,7 @@ from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, KeysValues, MixerRef
 from thalweg.models.layers.linear import Linear, RowLinear
+from thalweg.models.layers.low_rank import LowRankProduct
 from thalweg.models.layers.norm import HeadLayerNorm, RMSNorm, norm_facts
 from thalweg.models.layers.ranks import GatheredNorm, HeadParts
 from thalweg.models.spec.attention import PLACES
@@ -52,10 +53,13 @@ class Attention:
         (ctx.share if spec.groups_heads else ctx.share_heads)(spec.kv_heads, "key-value heads")
         self._qkv = Linear(ctx, weights["qkv"])
         self._out = RowLinear(ctx, weights["out"])
+        self._low = None if spec.low_rank is None else LowRankProduct(ctx, weights["low"])
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.backend, self.spec = _chosen_any(ctx, self.spec)
         self.layout: Any = () if self._reads else self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
+        if self._low is not None:
+            self.specs["low"] = self._low.specs
         norms = {k: weights[k] for k in ("q_norm", "k_norm") if k in weights}
         self._wide: dict[str, RMSNorm | HeadLayerNorm | GatheredNorm] = {}
         self._value_norm = None
@@ -94,7 +98,8 @@ class Attention:
             self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim)
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        q, *kv = self._apart(self._qkv(p["qkv"], x, flow))
+        qkv = self._qkv(p["qkv"], x, flow)
+        q, *kv = self._apart(qkv if self._low is None else qkv + self._low(p["low"], x, flow))
         gate = kv.pop() if self._own_gate else None
         if self._gate is not None and gate is None:
             q, gate = (t.flatten(-2) for t in q.unflatten(-1, (-1, 2, self._head_dim)).unbind(-2))

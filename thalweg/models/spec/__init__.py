@@ -28,8 +28,10 @@ from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.kda import KimiDelta
 from thalweg.models.spec.latent import LatentAttention
 from thalweg.models.spec.lightning import LightningAttention
+from thalweg.models.spec.low_rank import LowRankProduct
 from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
+from thalweg.models.spec.memory import LowRankMLP, MemoryPart, MemoryStreams
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.model import Layer, LearnedEmbedding, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
@@ -104,9 +106,13 @@ __all__ = [
     "LayerNorm",
     "LearnedEmbedding",
     "LightningAttention",
+    "LowRankMLP",
+    "LowRankProduct",
     "MTPSpec",
     "Mamba",
     "Mamba2",
+    "MemoryPart",
+    "MemoryStreams",
     "Mixer",
     "MoE",
     "ModelSpec",

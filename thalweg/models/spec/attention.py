@@ -8,6 +8,7 @@ from typing import Any
 
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import KVKind
+from thalweg.models.spec.low_rank import LowRankProduct
 from thalweg.models.spec.norm import HeadNorm, Norm
 from thalweg.models.spec.rope import Rope
 from thalweg.models.weights import Source, TensorView, Weight, Weights, heads_of_rank, linear, vector
@@ -81,6 +82,10 @@ class Attention:
     """The activation of that matrix is softplus, not a sigmoid."""
     gate_heads: bool = False
     """And one value for each head."""
+    inputs: int = 0
+    """Of q, k and v; 0 = as many as the layer has outputs."""
+    low_rank: LowRankProduct | None = None
+    """Added to q, k and v."""
     out_eps: float = 0.0
     """Of an RMSNorm of each head's output, before a gate and without a weight; 0 = no norm."""
     name: str = "self_attn"
@@ -167,9 +172,11 @@ class Attention:
         elif self.fused:
             fused = f"{at}{self.fused}"
         made: dict[str, Any] = {
-            "qkv": linear(parts, hidden, shard=0, bias=self.bias, fused=fused, turned=self.turned, heads=shared),
+            "qkv": linear(parts, self.inputs or hidden, shard=0, bias=self.bias, fused=fused, turned=self.turned, heads=shared),
             "out": linear({f"{at}{self.out}": hidden}, self.heads * v_dim, shard=1, bias=self.out_bias, turned=self.turned),
         }
+        if self.low_rank is not None:
+            made["low"] = self.low_rank.weights(at, dict(zip("qkv", outputs, strict=True)), self.inputs or hidden, shared)
         if any(self.rows):
             weight = made["qkv"]["weight"]
             views = (
@@ -206,7 +213,11 @@ _CONFLICTS: tuple[tuple[Callable[[Attention], bool], str], ...] = (
     (lambda a: bool(a.fused) and not a.key_bias, "a fused tensor has a bias for keys too"),
     (lambda a: a.grouped and (a.gated or not a.fused), "grouped heads require a fused tensor without gates"),
     (
-        lambda a: any(a.rows) and (bool(a.fused or a.gate or a.bias) or a.reads is not None),
+        lambda a: a.low_rank is not None and bool(a.fused or a.gate or a.gated or a.keys_as_values or a.reads is not None),
+        "low-rank additions are of separate q, k and v without gates",
+    ),
+    (
+        lambda a: any(a.rows) and (bool(a.fused or a.gate or a.bias or a.inputs) or a.reads is not None),
         "mixed rows are of q, k and v without biases",
     ),
     (lambda a: bool(a.gate) and (a.gated or bool(a.fused)), "a gate matrix requires separate tensors of q, k and v"),

@@ -15,6 +15,7 @@ from thalweg.models.spec.disentangled import Distances
 from thalweg.models.spec.fastconformer import FastConformerSpec
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
 from thalweg.models.spec.hyper import HyperConnection, HyperStreams
+from thalweg.models.spec.memory import MemoryPart, MemoryStreams
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import LayerEnding, LayerInputs
@@ -32,7 +33,7 @@ from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_v
 if TYPE_CHECKING:
     from thalweg.models.spec.mtp import MTPSpec
 
-Around = LayerEnding | AltUp | HyperConnection | GatedResidual | ResidualGate
+Around = LayerEnding | AltUp | HyperConnection | GatedResidual | ResidualGate | MemoryPart
 ENTRY = ("embed", "speech", "text", "learned", "inputs", "streams", "embed_norm", "vision", "audio")
 """Keys of parameters that only the first stage has."""
 TAIL = ("norm", "head", "classes", "lexical", "dense")
@@ -162,7 +163,7 @@ class ModelSpec:
     """`learned` is added to the output of `embed_norm`. False: to its input."""
     inputs: LayerInputs | None = None
     """The separate input of each layer."""
-    streams: Streams | HyperStreams | GatedStreams | None = None
+    streams: Streams | HyperStreams | GatedStreams | MemoryStreams | None = None
     """Residual streams, where there are several."""
     pooling: Pooling | None = None
     """None: the tail is the output matrix."""
