@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg.config import EngineArgs
 from thalweg.engine.worker.build import build
-from thalweg.engine.worker.cross_compile import _batch
+from thalweg.engine.worker.cross_compile import make_step
 from thalweg.hal import discovery
 from thalweg.hal.platform import Limits
 from thalweg.hal.step import StepBatch
@@ -125,7 +125,7 @@ def model(absent: Any, shape: Mapping[str, Any], layers: int, args: argparse.Nam
         held = discovery.load("cuda").buckets(None, sizes)
         out = {}
         for name, (context, query) in STEPS.items():
-            batch = _batch(config, context, query)
+            batch = make_step(config, context, query)
             seen, seconds = measured(worker.launch, batch, args.rounds)
             out[name] = (seen, seconds, any(s.fits(batch) for s in held))
         worker.close()

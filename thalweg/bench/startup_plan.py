@@ -127,7 +127,7 @@ def predict_start(work: StartWork, cost: StartCosts) -> list[StartPhase]:
 def _count_absent(args: EngineArgs, tokenizer: int, name: str, absent: CrossCompiler) -> tuple[StartWork, float]:
     """Of a model built on arrays without memory, and the seconds of this host for one of its steps."""
     from thalweg.engine.worker.build import build
-    from thalweg.engine.worker.cross_compile import _batch, rehearse
+    from thalweg.engine.worker.cross_compile import make_step, rehearse
     from thalweg.models import registry, sizes
     from thalweg.quantization import registry as formats
 
@@ -136,7 +136,7 @@ def _count_absent(args: EngineArgs, tokenizer: int, name: str, absent: CrossComp
     worker = build(msgspec.structs.replace(args, load_format="dummy", use_tqdm_on_load=False), absent.platform)
     c = worker.config
     limits = Limits(c.scheduler.token_budget, c.scheduler.max_seqs, c.model.max_len, c.cache.block_tokens)
-    batch = _batch(c, (min(1000, c.model.max_len - 1),), (1,))
+    batch = make_step(c, (min(1000, c.model.max_len - 1),), (1,))
     step = min(_time(lambda: worker.launch(batch)) for _ in range(5))
     worker.close()
     graphs = sum(s.uniform and s.tokens == s.seqs for s in discovery.load(name).buckets(None, limits))  # type: ignore[arg-type]

@@ -39,15 +39,15 @@ def variants(arch: str, model: str) -> dict[str, Any]:
     config, rng = built.config, random.Random(4)
     for batch in list(worker.steps(config))[:FIRST]:
         built.launch(batch)
-    for features in worker._features(config):
-        built.launch(worker.asking(worker._batch(config, [5], [1]), features, worker.sizes(config.model.vocab)))
+    for features in worker.list_features(config):
+        built.launch(worker.asking(worker.make_step(config, [5], [1]), features, worker.sizes(config.model.vocab)))
     first = [name for _, name in absent.kernels()]
     for _ in range(STEPS):
         seqs = rng.randint(1, min(40, config.scheduler.max_seqs))
         query = [1 if rng.random() < 0.7 else rng.randint(2, 30) for _ in range(seqs)]
         context = [rng.randint(0, config.model.max_len - q) for q in query]
-        batch = worker._batch(config, context, query)
-        for features in rng.sample(list(worker._features(config)), 2):
+        batch = worker.make_step(config, context, query)
+        for features in rng.sample(list(worker.list_features(config)), 2):
             built.launch(grown(worker.asking(batch, features, worker.sizes(config.model.vocab)), rng.randint(1, 40)))
     return {"first": len(first), "later": [name for _, name in absent.kernels()][len(first) :]}
 

@@ -100,7 +100,7 @@ def rehearse(absent: CrossCompiler, args: EngineArgs) -> None:
 def plain(config: EngineConfig) -> Iterator[StepBatch]:
     """Short decodes and prompts."""
     short = min(config.model.max_len - 1, config.cache.block_tokens)
-    yield from (_batch(config, [short], [1]), _batch(config, [short, 0], [1, short]))
+    yield from (make_step(config, [short], [1]), make_step(config, [short, 0], [1, short]))
 
 
 def steps(config: EngineConfig) -> Iterator[StepBatch]:
@@ -110,21 +110,22 @@ def steps(config: EngineConfig) -> Iterator[StepBatch]:
     short = min(longest - 1, config.cache.block_tokens)
     for context in (short, longest - 1):
         for n in counts:
-            yield _batch(config, [context] * n, [1] * n)
+            yield make_step(config, [context] * n, [1] * n)
         for query in PROMPTS:
             if len(query) <= most and sum(query) <= config.scheduler.token_budget:
-                yield _batch(config, [max(0, context - q) for q in query], [min(q, longest) for q in query])
-    two = _batch(config, [short, short], [1, 1])
-    for features in _features(config):
+                yield make_step(config, [max(0, context - q) for q in query], [min(q, longest) for q in query])
+    two = make_step(config, [short, short], [1, 1])
+    for features in list_features(config):
         yield asking(two, features, sizes(config.model.vocab))
     for words in WORDS:
         yield asking(two, Features().plus(BadWords), sizes(config.model.vocab, words))
     for kind, level in rehearsal_parts(prompts=True):
         if kind.prompts:
-            yield asking(_batch(config, [0, 0], [short, 1]), Features().plus(kind, level), sizes(config.model.vocab))
+            yield asking(make_step(config, [0, 0], [short, 1]), Features().plus(kind, level), sizes(config.model.vocab))
 
 
-def _features(config: EngineConfig) -> Iterator[Features]:
+def list_features(config: EngineConfig) -> Iterator[Features]:
+    """Features of sampling, each of which compiles kernels."""
     yield Features(random=True)
     yield Features(random=True, truncate=True)
     yield from (Features().plus(kind, level) for kind, level in rehearsal_parts(prompts=False))
@@ -133,7 +134,8 @@ def _features(config: EngineConfig) -> Iterator[Features]:
             yield Features(random=True, logprobs=k)
 
 
-def _batch(config: EngineConfig, context: Sequence[int], query: Sequence[int]) -> StepBatch:
+def make_step(config: EngineConfig, context: Sequence[int], query: Sequence[int]) -> StepBatch:
+    """A greedy step of sequences with `context` tokens in the cache and `query` new ones each. All blocks are scratch."""
     seqs, tokens = len(query), sum(query)
     longest = max(c + q for c, q in zip(context, query, strict=True))
     carried = zip(tables(config.cache.groups, 0, 0, False), config.cache.groups, strict=True)
