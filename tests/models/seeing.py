@@ -441,10 +441,10 @@ def same_pixels(name: str, prepared: PatchInputs, theirs: Any) -> tuple[np.ndarr
         return ours, pixels[np.asarray(theirs["pixel_attention_mask"]) > 0]
     if "image_position_ids" in theirs:  # values from 0 to 1, and patches that are not there
         return ours, 2 * (pixels[0, : len(ours)] - 0.5)
+    if family.processor in ("Kimi_K25ImageProcessor", "HYV4VLImageProcessorPil"):  # patches already, in our order
+        return ours, pixels.reshape(len(ours), -1)
     if pixels.ndim == 2:  # patches already, and ours may lie window by window
         return ours[prepared.keep], pixels.reshape(len(ours), -1)
-    if family.processor == "Kimi_K25ImageProcessor":
-        return ours, pixels.reshape(len(ours), -1)
     if pixels.ndim == 4 and "image_grid_thw" in theirs:  # patches, row by row
         _, rows, columns = theirs["image_grid_thw"][0]
         return ours, pixels.reshape(len(ours), -1)[merge_order(rows, columns, family.config().vision_config.spatial_merge_size)]

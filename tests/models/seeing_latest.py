@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import transformers
 from seeing_parts import HALVES, IDEFICS, MROPE, QWEN, SIGLIP, TILED, Seeing, config
 
 GLM_5 = {
@@ -109,3 +110,23 @@ LATEST: dict[str, Seeing] = {
         writer="AriaProcessor", holds={"size_conversion": {490: 5}},
     ),
 }  # fmt: skip
+if hasattr(transformers, "HYV4VLConfig"):  # since 5.24
+    LATEST["hy-v4-vl"] = Seeing(
+        config(
+            "HYV4VLConfig",
+            {
+                "num_hidden_layers": 4, "q_lora_rank": 40, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
+                "v_head_dim": 20, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 3,
+                "moe_intermediate_size": 24, "index_n_heads": 16, "index_head_dim": 24, "index_topk": 12, "swiglu_limit": 0.7,
+                "hc_mult": 3, "hc_magnitude": 1.7, "indexer_types": ["full", "full", "shared", "full"],
+                "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+                "rope_parameters": {**MROPE, "mrope_section": [3, 3, 2]},
+            },
+            {
+                "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4,
+                "max_image_size": 24, "out_hidden_size": 48,
+            }, "<|image_pad|>",
+        ),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "HYV4VLImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}, ("image_grid_thw",), writer="HYV4VLProcessor",
+    )  # fmt: skip

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from thalweg.media.processors.aria import Aria
     from thalweg.media.processors.base import ImageProcessor
     from thalweg.media.processors.gemma4 import Gemma4
+    from thalweg.media.processors.hunyuan import Hy4
     from thalweg.media.processors.kimi import Kimi
     from thalweg.media.processors.llama4 import Llama4
     from thalweg.media.processors.minicpm_v import MiniCpmV
@@ -126,6 +127,19 @@ def query_patches(p: Aria, view: np.ndarray) -> PatchInputs:
     place = (down[:, None] * p.side + across).reshape(-1, 1).astype(I32)
     made = PatchInputs(cut(normalize(whole, p), p.patch), [rows * columns], np.zeros(p.queries, I32), place)
     made.mix = None if p.shown == p.queries else np.arange(p.shown, dtype=I32)[:, None]
+    return made
+
+
+def stretch_rows(p: Hy4, view: np.ndarray) -> PatchInputs:
+    """A table of places after its first, stretched over the patches, and a learned vector behind each row of merged ones."""
+    rows, columns = (edge // p.patch for edge in view.shape[:2])
+    order = merge_order(rows, columns, p.merge)
+    place, share = spread(np.arange(rows * columns, dtype=I32), rows, columns, p.side, False, longer=0.1)
+    made = PatchInputs(cut(normalize(view, p), p.patch), [rows * columns], order, place + I32(1), share)
+    merged = order.size // p.merge**2
+    mix = np.full((rows // p.merge, columns // p.merge + 1), merged, I32)
+    mix[:, :-1] = np.arange(merged, dtype=I32).reshape(mix.shape[0], -1)
+    made.mix = mix.reshape(-1, 1)
     return made
 
 
@@ -285,12 +299,15 @@ def interpolate_corners(
     return np.stack(place, 1).astype(I32), np.stack(much, 1).astype(F32)
 
 
-def spread(order: np.ndarray, rows: int, columns: int, side: int, cubic: bool) -> tuple[np.ndarray, np.ndarray]:
+def spread(
+    order: np.ndarray, rows: int, columns: int, side: int, cubic: bool, longer: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
     """Interpolation of a table of side x side positions stretched over the image, centre on centre: the nearest rows and their
-    shares, sixteen for bicubic, else four for bilinear. Beyond the table its edge is repeated. order: of the patches."""
+    shares, sixteen for bicubic, else four for bilinear. Beyond the table its edge is repeated. order: of the patches. longer:
+    added to the size of the image, in patches."""
     near, share = [], []
     for at, size in zip(np.divmod(order, columns), (rows, columns), strict=True):
-        where = (at.astype(F32) + F32(0.5)) * F32(side) / F32(size) - F32(0.5)
+        where = (at.astype(F32) + F32(0.5)) * F32(side) / F32(size + longer) - F32(0.5)
         low = np.floor(where)
         far = (where - low).astype(F32)
         taps = (-1, 0, 1, 2) if cubic else (0, 1)

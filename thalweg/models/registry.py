@@ -171,6 +171,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "HunYuanMoEV1ForCausalLM": f"{_FAMILIES}.hunyuan:hunyuan_moe",
     "HyperCLOVAXForCausalLM": f"{_FAMILIES}.granite:hyperclovax",
     "HYV4ForCausalLM": f"{_FAMILIES}.hy_v4:hy_v4",
+    "HYV4VLForConditionalGeneration": f"{_FAMILIES}.hy_v4:hy_v4_vl",
     "HYV3ForCausalLM": f"{_FAMILIES}.hy_v3:hy_v3",
     "Idefics3ForConditionalGeneration": f"{_FAMILIES}.idefics3:idefics3",
     "InternLM2ForCausalLM": f"{_FAMILIES}.internlm:internlm2",

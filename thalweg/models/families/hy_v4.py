@@ -1,16 +1,19 @@
-"""Hy4: hyper-connections that do not mix their streams, gated latent attention (MLA) with sinks and sparse attention (DSA),
-sigmoid routers with expert bias and clamped experts."""
+"""Hy4, and Hy4-VL with images: hyper-connections that do not mix their streams, gated latent attention (MLA) with sinks and
+sparse attention (DSA), sigmoid routers with expert bias and clamped experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from thalweg.checkpoint.config import Config, integer, real
 from thalweg.errors import CheckpointError
-from thalweg.models.families.common import decoder, eps, hidden_size, layer_count, mlp
+from thalweg.models.families.common import decoder, eps, hidden_size, layer_count, mlp, rope
 from thalweg.models.families.deepseek import latent
 from thalweg.models.families.deepseek_v32 import own_indexers
 from thalweg.models.families.mixtures import sigmoid_mixture, sparse
+from thalweg.models.families.multimodal import is_blind, one_axis, read_sections, seeing
+from thalweg.models.families.towers.hunyuan import hy_v4_vl as tower
 from thalweg.models.spec import HyperConnection, HyperStreams, Indexer, Layer, ModelSpec, Names, Norm, Norms
 
 _INSIDE = (
@@ -20,6 +23,24 @@ _INSIDE = (
 
 
 def hy_v4(config: Config) -> ModelSpec:
+    return _text(config)
+
+
+def hy_v4_vl(config: Config) -> ModelSpec:
+    """Its positions rotate neighbouring values, along three axes."""
+    config = {"q_lora_rank": 2048, "moe_intermediate_size": 2048, "index_n_heads": 32, **config}
+    config["rms_norm_eps"] = eps(config, default=1e-5)
+    turned = rope(one_axis(config), integer(config, "qk_rope_head_dim", default=64), interleaved=True)
+    if not is_blind(config):
+        turned = replace(turned, sections=read_sections(config, turned.dim, mixed=True, absent=[12, 10, 10]), mixed=True)
+    spec = _text(one_axis(config), rope=turned, eps=eps(config))
+    inside = (*_INSIDE, (".hc_head.hc_pre.", ".hc_pre.hc_head."))  # as transformers writes it
+    skip = (*spec.names.skip, *(("vit.",) if is_blind(config) else ()))
+    return seeing(spec, config, tower, replace=(("vit.", "model.vision_tower."),), inside=inside, skip=skip)
+
+
+def _text(config: Config, **more: Any) -> ModelSpec:
+    """more: fields of `spec.LatentAttention`."""
     config = {
         "q_lora_rank": 1536, "qk_nope_head_dim": 192, "v_head_dim": 256, "n_routed_experts": 256, "moe_intermediate_size": 768,
         "routed_scaling_factor": 2.827, "index_n_heads": 16, **config, "rms_norm_eps": eps(config, default=1e-5),
@@ -37,10 +58,14 @@ def hy_v4(config: Config) -> ModelSpec:
     dim = integer(config, "index_head_dim", high=1 << 16, default=128)
     if dim < integer(config, "qk_rope_head_dim", default=64):
         raise CheckpointError(f"config.json: index_head_dim: {dim}, of which qk_rope_head_dim turn")
-    indexer = Indexer(heads=integer(config, "index_n_heads", high=1 << 16), dim=dim, eps=e, last=True)
+    turned = more.get("rope")
+    indexer = Indexer(
+        heads=integer(config, "index_n_heads", high=1 << 16), dim=dim, eps=e, last=True,
+        interleaved=turned is not None and turned.interleaved,
+    )  # fmt: skip
     shared = latent(
         config, interleaved=False, top=integer(config, "index_topk", default=2048), gate="linear_gate", gate_values=True,
-        sinks="learnable_sink_param",
+        sinks="learnable_sink_param", **more,
     )  # fmt: skip
     own = replace(shared, indexer=indexer)
     moe = replace(

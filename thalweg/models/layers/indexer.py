@@ -48,7 +48,7 @@ class Indexer:
         q = self._q(p["q"], latent, flow).unflatten(-1, (self._heads, self._dim))
         if self._still:  # in another order, the same in both, whose products are the same
             q, key = (torch.cat([each[..., self._still :], each[..., : self._still]], -1) for each in (q, key))
-        q, key = self._rope(q, key, batch.positions, flow.tables[at.table])
+        q, key = self._rope(q, key, batch.positions if flow.rows is None else flow.rows, flow.tables[at.table])
         table, pages = batch.block_tables[at.group], held.squeeze(1)
         pages = self._write(pages, key.squeeze(1), table, batch.token_seq, batch.positions, batch.slots)
         if sparse is not None:

@@ -104,7 +104,8 @@ class LatentAttention:
             q = grown(q, flow.batch.positions, *self._grows)
         still, turning = q.split((self._nope, self._rotary), dim=-1)
         if self._rope is not None:
-            turning, key = self._rope(turning, key, flow.batch.positions, flow.tables[at.table])
+            turned = flow.batch.positions if flow.rows is None else flow.rows
+            turning, key = self._rope(turning, key, turned, flow.tables[at.table])
         query = torch.cat((self._absorb(still, p["k_up"]["weight"]), turning), -1)
         latent = self._kv_norm(p["kv_norm"], latent)
         held = torch.cat((latent if self._scale == 1.0 else latent * self._scale, key), -1)
