@@ -39,7 +39,7 @@ class Server:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
         self.log: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while not (found := re.search(r"serving .* on (http://\S+)", "".join(self.log))):
             assert self.process.poll() is None, "".join(self.log)
             assert time.monotonic() < end, "".join(self.log)
@@ -78,10 +78,14 @@ def two_servers(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
     (tmp_path / "secret").write_text("a secret of sixteen bytes or more")
     config = f'{{"kv_connector": "disk", "kv_connector_extra_config": {{"folder": "{tmp_path}/b", "max_bytes": 100000000}}}}'
     words = ("--kv-key-secret", str(tmp_path / "secret"), "--kv-transfer-config", config)
-    made = (Server(*words), Server(*words))
-    yield made
-    for server in made:
-        server.end()
+    made: list[Server] = []
+    try:
+        for _ in range(2):
+            made.append(Server(*words))
+        yield made[0], made[1]
+    finally:
+        for server in made:
+            server.end()
 
 
 @pytest.fixture(scope="module")

@@ -103,7 +103,7 @@ def test_adapters_are_models_of_their_own(tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(30)
+            process.wait(60)
         finally:
             process.kill()
 

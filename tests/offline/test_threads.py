@@ -35,7 +35,7 @@ def together(works: list[Callable[[], Any]]) -> list[Any]:
     begin = threading.Barrier(len(works))
 
     def run(work: Callable[[], Any]) -> Any:
-        begin.wait(10)
+        begin.wait(60)
         try:
             return work()
         except BaseException as e:

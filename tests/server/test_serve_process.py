@@ -58,7 +58,7 @@ class Process:
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         try:
-            return self.process.wait(30)
+            return self.process.wait(60)
         finally:
             self.process.kill()
 
@@ -400,7 +400,7 @@ def test_a_full_disk_under_the_log_stops_nothing():
                     break
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
 

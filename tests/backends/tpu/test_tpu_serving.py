@@ -74,7 +74,7 @@ def server(cache: dict[str, str]) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
             print("".join(log))

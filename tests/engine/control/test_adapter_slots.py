@@ -125,7 +125,7 @@ def test_one_that_is_unloaded_while_it_is_read_does_not_stay() -> None:
     """A replaced engine is given adapters without anybody waiting for them, so an unload may overtake a read."""
     w, done = world(), SimpleQueue[LoadedAdapter]()
     gate, new = threading.Event(), b"D" * 32
-    w.core.read_adapter = lambda path, digest=b"": bytes([gate.wait(30)])  # type: ignore[method-assign]
+    w.core.read_adapter = lambda path, digest=b"": bytes([gate.wait(60)])  # type: ignore[method-assign]
     loads = AdapterLoads(w.core, done.put)
     held = msgspec.structs.replace(request(1), adapter=new)
     for unloaded, wanted_again in ((True, False), (True, True), (False, False)):
