@@ -108,6 +108,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     """None: it has no text encoder apart from its decoder."""
     source_columns: int = 0
     """Columns of an image's array, of a model whose cross-attention reads images. 0: there is none."""
+    source_required: bool = False
+    """Does every prompt need an image, of such a model?"""
     prompt_ids: dict[int, int] = {}
     """Ids behind the vocabulary, which only prompts contain -> ids of unused tokens with their embeddings."""
 

@@ -90,7 +90,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
     **dict.fromkeys(("mt5", "t5", "umt5"), _T5),
     **dict.fromkeys(
-        ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "mvp", "pegasus", "plbart"), _BART
+        ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "mvp", "pegasus", "plbart", "trocr"), _BART
     ),
 }  # fmt: skip
 """model_type -> {its name: common name}. If several names have one meaning, the first applies."""
@@ -184,6 +184,8 @@ ENCODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 model's. Its prompts are one placeholder."""
 THINKER = "thinker_config"
 """Key in models with audio output: the part that generates text from text, images and audio."""
+PAIR = "vision-encoder-decoder"
+"""model_type of any image encoder and any decoder."""
 RETRIEVER = "vlm_config"
 """Key in late-interaction models: the model that they project the states of."""
 
@@ -202,6 +204,11 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(inner := config.get(RETRIEVER), dict):
         around = {k: v for k, v in config.items() if k not in (RETRIEVER, "model_type") and v is not None}
         config = {**inner, **around}
+    if config.get("model_type") == PAIR:
+        names = {"decoder": "text_config", "encoder": "vision_config"}
+        config = {names.get(key, key): value for key, value in config.items()}
+        if isinstance(decoder := config.get("text_config"), dict):  # which ties its matrices, or does not
+            config["tie_word_embeddings"] = decoder.get("tie_word_embeddings", True)
     for part, sizes in PARTS.get(str(config.get("model_type")), {}).items():
         if isinstance(config.get(part), dict):
             config = {**config, part: {**sizes, **config[part]}}

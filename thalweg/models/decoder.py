@@ -49,6 +49,7 @@ from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.conformer import Conformer
 from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.masked import MaskedEncoder
+from thalweg.models.vision.patch_source import PatchEncoder
 from thalweg.models.vision.sam import SamEncoder
 from thalweg.models.vision.tile_source import TileEncoder
 from thalweg.models.vision.tower import VisionEncoder
@@ -90,7 +91,7 @@ _ENDS = (
     _End(
         "tile_source",
         lambda s: s.tile_source,
-        lambda ctx, s, part, w: TileEncoder(ctx, part, w, Block),
+        lambda ctx, s, part, w: SOURCES[type(part)](ctx, part, w, Block),
     ),
     _End("speech", lambda s: s.speech, lambda ctx, s, part, w: SPEECH[type(part)](replace(ctx, adapters=None), part, w, Block)),
 )
@@ -117,6 +118,8 @@ SPEECH: Mapping[type, Callable[..., Any]] = {
     spec.ConformerSource: ConformerSource,
 }
 """The same of speech encoders, which cross-attention reads."""
+SOURCES: Mapping[type, Callable[..., Any]] = {spec.TileSource: TileEncoder, spec.PatchSource: PatchEncoder}
+"""The same of image encoders, which cross-attention reads."""
 
 
 def _build_ends(ctx: Context, s: spec.ModelSpec, weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from thalweg.models.spec import (
     LayerInputs,
     MemoryStreams,
     ModelSpec,
+    PatchSource,
     ShortcutMoE,
     SpeechEncoder,
     Streams,
@@ -57,7 +58,7 @@ STAGE = (
     ),
     Refusal(
         "cross", "its layers read an encoder that runs inside the step",
-        lambda p: isinstance(p, TileSource | SpeechEncoder | TextEncoder),
+        lambda p: isinstance(p, PatchSource | SpeechEncoder | TextEncoder | TileSource),
     ),
     Refusal("shortcut", "outputs of its experts skip layers", lambda p: isinstance(p, ShortcutMoE)),
     Refusal("attention", "layers read the cache of an earlier layer", lambda p: getattr(p, "reads", None) is not None),

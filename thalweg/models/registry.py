@@ -350,6 +350,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "VaultGemmaForCausalLM": f"{_FAMILIES}.gemma:vault_gemma",
     "VideoLlama3ForConditionalGeneration": f"{_FAMILIES}.video_llama_3:video_llama_3",
     "VipLlavaForConditionalGeneration": f"{_FAMILIES}.vipllava:vipllava",
+    "VisionEncoderDecoderModel": f"{_FAMILIES}.trocr:vision_encoder_decoder",
     "VoxtralForConditionalGeneration": f"{_FAMILIES}.audio_chat:voxtral",
     "VoyageQwen3BidirectionalEmbedModel": f"{_FAMILIES}.voyage:voyage_qwen3",
     "Wav2Vec2ForCTC": f"{_FAMILIES}.wav2vec:wav2vec2",

@@ -10,6 +10,7 @@ from typing import Any
 from thalweg.engine.client.chat_turns import ChatTurns
 from thalweg.engine.client.frontend import Frontend
 from thalweg.engine.client.media import MEDIA
+from thalweg.engine.client.pairs import join_messages
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.lora import LoRARequest
 from thalweg.media.kinds.base import MediaItem, MediaSource
@@ -42,7 +43,6 @@ class ChatRenderer:
         if self.content_format not in FORMATS:
             said = f"chat_template_content_format must be one of {', '.join(FORMATS)}, not {self.content_format!r:.80}"
             raise RequestError(said, "chat_template_content_format")
-        self._check_template()
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         return [self._render_one(conversation) for conversation in conversations]
 
@@ -65,8 +65,12 @@ class ChatRenderer:
 
     def _render_one(self, conversation: Sequence[Any]) -> Prompt:
         media, sources = self.frontend.media, list[MediaSource]()
+        if media is None or not media.whole_prompts:
+            self._check_template()
         if media is not None and isinstance(conversation, list | tuple):
             conversation, sources = media.apart(conversation)
+            if media.whole_prompts:
+                return self.render_item(join_messages(conversation, sources).parts)
         return self._write(conversation, sources)
 
     def _write(self, conversation: Sequence[Any], sources: Sequence[MediaSource]) -> Prompt:

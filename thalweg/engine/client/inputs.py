@@ -68,6 +68,7 @@ class InputProcessor:
         self._budget = config.scheduler.token_budget
         self._vocab, self._hidden = config.model.vocab, config.model.hidden
         self._prompt_ids, self._source_columns = config.model.prompt_ids, config.model.source_columns
+        self._source_required = config.model.source_required
 
     def process(
         self,
@@ -215,6 +216,8 @@ class InputProcessor:
             tokens[embedded.positions] = embeds.PLACEHOLDER
             inputs = tuple(sorted((*inputs, embedded), key=first_position))
         if self._source_columns and not any(item.is_source for item in inputs):
+            if self._source_required:
+                raise RequestError("prompt: this model requires media; send an item with every prompt", "prompt")
             inputs = (_absent_source(self._source_columns), *inputs)
         return tokens, inputs
 

@@ -58,6 +58,7 @@ from thalweg.media.processors.tiles import (
     internvl_chat,
     qianfan_ocr,
 )
+from thalweg.media.processors.trocr import Trocr, trocr
 from thalweg.media.processors.video_llama_3 import VideoLlama3, video_llama_3
 
 __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "Size", "View", "processor"]
@@ -91,6 +92,7 @@ Processor = (
     | Mllama
     | Ovis2
     | Phi4Multimodal
+    | Trocr
     | AyaVision
     | PaddleOCR
     | Phi3V
@@ -180,6 +182,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "SkyworkR1VChatModel": internvl_chat,
     "SmolVLMForConditionalGeneration": idefics3,
     "VideoLlama3ForConditionalGeneration": video_llama_3,
+    "VisionEncoderDecoderModel": trocr,
     "VipLlavaForConditionalGeneration": clip,
 }
 """`architectures` entry of config.json -> the function that reads its image settings."""

@@ -94,23 +94,17 @@ def _build(
     hidden, sources = hidden_size(config), _positions(config)
     if hidden % 2 and positions.sines:
         raise CheckpointError(f"config.json: d_model: sines and cosines need an even number, not {hidden}")
-    heads = _heads(config, "decoder_attention_heads", hidden)
-    cross = CrossAttention(
-        heads=heads, head_dim=hidden // heads, sources=sources, varies=True, width=hidden, bias=True, key_bias=True
-    )
-    own = Layer(_attention(config, "decoder_attention_heads", hidden, True), None, _norms(hidden, pre, "self_attn"))
-    attends_source = Layer(cross, _ffn(config, "decoder_ffn_dim"), _norms(hidden, pre, "encoder_attn", "final"))
+    layers = decoder_layers(config, pre, sources=sources, width=hidden)
     encoder = Layer(
         _attention(config, "encoder_attention_heads", hidden, False), _ffn(config, "encoder_ffn_dim"),
         _norms(hidden, pre, "self_attn", "final"),
     )  # fmt: skip
-    count = integer(config, "decoder_layers", high=MOST_LAYERS)
     ends: dict[str, Any] = {"norm": LayerNorm("layer_norm", hidden, EPS) if pre else None}
     if embed_norm:
         ends["embed_norm"] = LayerNorm("layernorm_embedding", hidden, EPS)
     return ModelSpec(
-        vocab=integer(config, "vocab_size"), hidden=hidden, layers=(own, attends_source) * count,
-        numbers=tuple(i // 2 for i in range(2 * count)), norm=LayerNorm("decoder.layer_norm", hidden, EPS) if pre else None,
+        vocab=integer(config, "vocab_size"), hidden=hidden, layers=layers,
+        numbers=tuple(i // 2 for i in range(len(layers))), norm=LayerNorm("decoder.layer_norm", hidden, EPS) if pre else None,
         embed_norm=LayerNorm("decoder.layernorm_embedding", hidden, EPS) if embed_norm else None,
         learned=(replace(positions, name=f"decoder.{positions.name}"),),
         text=TextEncoder(
@@ -121,6 +115,17 @@ def _build(
         embed_scale=hidden**0.5 if flag(config, "scale_embedding", scale) else 1.0,
         layer="decoder.layers.{}.", embed="shared", names=Names(skip=_redundant_names(positions)),
     )  # fmt: skip
+
+
+def decoder_layers(config: Config, pre: bool, *, width: int, **cross: Any) -> tuple[Layer, ...]:
+    """The decoder's layers, two for each of the files. pre: as of `_build`. width: of a vector of the source. cross: further
+    fields of `CrossAttention`."""
+    hidden = hidden_size(config)
+    heads = _heads(config, "decoder_attention_heads", hidden)
+    mixer = CrossAttention(heads=heads, head_dim=hidden // heads, varies=True, width=width, bias=True, key_bias=True, **cross)
+    own = Layer(_attention(config, "decoder_attention_heads", hidden, True), None, _norms(hidden, pre, "self_attn"))
+    attends_source = Layer(mixer, _ffn(config, "decoder_ffn_dim"), _norms(hidden, pre, "encoder_attn", "final"))
+    return (own, attends_source) * integer(config, "decoder_layers", high=MOST_LAYERS)
 
 
 def _redundant_names(positions: LearnedEmbedding) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ from thalweg.models.spec.ngram import KeptRows, NGramInput
 from thalweg.models.spec.norm import AnyNorm, GatedNorm, HeadNorm, LayerNorm, Norm, Norms, PairNorm, Scale, ScaledNorm
 from thalweg.models.spec.parallel_moe import ParallelMoE
 from thalweg.models.spec.part import FFN, Mixer
+from thalweg.models.spec.patch_source import PatchSource
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
 from thalweg.models.spec.pooled_index import IndexPooling, PooledIndexer
 from thalweg.models.spec.pooled_keys import PooledKeys, PooledSparseAttention
@@ -122,6 +123,7 @@ __all__ = [
     "Norms",
     "PairNorm",
     "ParallelMoE",
+    "PatchSource",
     "PlaceConvolution",
     "PooledIndexer",
     "PooledKeys",

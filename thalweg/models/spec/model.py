@@ -18,6 +18,7 @@ from thalweg.models.spec.hyper import HyperConnection, HyperStreams
 from thalweg.models.spec.memory import MemoryPart, MemoryStreams
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
+from thalweg.models.spec.patch_source import PatchSource
 from thalweg.models.spec.perlayer import LayerEnding, LayerInputs
 from thalweg.models.spec.residual_gate import ResidualGate
 from thalweg.models.spec.rope import Rope
@@ -153,8 +154,8 @@ class ModelSpec:
     """The encoder of audio, with the vectors that cross-attention reads."""
     text: TextEncoder | None = None
     """The encoder of a source text, likewise. It shares the embedding."""
-    tile_source: TileSource | None = None
-    """The encoder of an image, likewise. A sequence may lack one."""
+    tile_source: TileSource | PatchSource | None = None
+    """The encoder of an image, likewise. A sequence may lack one, if the encoder is a `TileSource`."""
     numbers: tuple[int, ...] = ()
     """Of each layer: its number in names of tensors. (): they are counted from 0."""
     embed_norm: AnyNorm | None = None
@@ -308,7 +309,7 @@ class ModelSpec:
         return min((each.positions for each in self.learned if each.by == "position"), default=None)
 
     @property
-    def source_encoder(self) -> SpeechEncoder | TextEncoder | TileSource | None:
+    def source_encoder(self) -> SpeechEncoder | TextEncoder | TileSource | PatchSource | None:
         """The encoder whose vectors cross-attention reads."""
         return self.speech or self.text or self.tile_source
 

@@ -20,7 +20,7 @@ from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.errors import CheckpointError
 from thalweg.hal.kv import KVSpec
 from thalweg.media.audio_processors.transcribers import TRANSCRIBERS
-from thalweg.models.spec import ModelSpec
+from thalweg.models.spec import ModelSpec, PatchSource
 
 
 def engine_config(
@@ -54,6 +54,7 @@ def engine_config(
             transcribes=inputs.spec.listens and f.architecture in TRANSCRIBERS,
             source=_source(inputs),
             source_columns=0 if inputs.spec.tile_source is None else inputs.spec.tile_source.columns,
+            source_required=isinstance(inputs.spec.tile_source, PatchSource),
             prompt_ids=dict(inputs.spec.prompt_ids),
         ),
         device=DeviceConfig(
