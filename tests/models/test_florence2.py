@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -92,6 +94,11 @@ def test_answers_are_those_of_transformers(tmp_path: Path) -> None:
                 mine = [each[t].logprob for each, t in zip(out.outputs[0].logprobs, tokens, strict=True)]
                 np.testing.assert_allclose(mine, scores, atol=1e-4)
         assert len({tuple(out.outputs[0].token_ids) for out in outs}) > 1
+        ways = ("<CAPTION>", "<image>What does the image describe?")
+        outs = llm.generate([{"prompt": p, "multi_modal_data": {"image": images[1]}} for p in ways], params, use_tqdm=False)
+        assert outs[0].prompt_token_ids == outs[1].prompt_token_ids
+        with pytest.raises(RequestError, match="prompt: <OD> is a whole prompt"):
+            llm.generate({"prompt": "<OD> now", "multi_modal_data": {"image": images[1]}}, params, use_tqdm=False)
         with pytest.raises(RequestError, match="2 images; this server accepts 1"):
             llm.generate({"prompt": "<image><image>", "multi_modal_data": {"image": images[1:3]}}, params, use_tqdm=False)
     finally:
@@ -109,6 +116,23 @@ def test_pixels_are_those_of_transformers(tmp_path: Path) -> None:
         assert made[0, 0] == SIDE
         np.testing.assert_allclose(made[0, 1:], want.reshape(-1), atol=2e-6)
     assert ours.count((1, 1)) == VECTORS
+
+
+def test_names_of_tasks_become_the_sentences_of_transformers(tmp_path: Path) -> None:
+    make(tmp_path)
+    ours = processor(read_config(tmp_path), tmp_path)
+    assert ours is not None
+    whole, reads = transformers.Florence2Processor.__new__(transformers.Florence2Processor), reader()
+    reads.image_seq_length = VECTORS
+    tokenizer = SimpleNamespace(all_special_tokens=[], image_token=TOKEN, image_token_id=seeing.IDS[TOKEN])
+    with mock.patch.object(transformers.ProcessorMixin, "__init__", return_value=None):
+        whole.__init__(reads, tokenizer)
+    names = [*whole.task_prompts_without_inputs, *(f"{name} a red car" for name in whole.task_prompts_with_input), "what?"]
+    assert len(names) == 16
+    for name, want in zip(names, whole._construct_prompts(names), strict=True):
+        assert ours.complete(name) == ours.complete(f"<image>{name}") == f"<image>{want}"
+    with pytest.raises(ValueError, match="<OCR> is a whole prompt"):
+        ours.complete("<image><OCR> of this")
 
 
 def test_text_only_refuses_images(tmp_path: Path) -> None:

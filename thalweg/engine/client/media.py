@@ -295,6 +295,11 @@ class MediaPreprocessor:
         if self.whole_prompts:
             self.check_whole(sources, text, NAME)
             return {**rest, **self.whole_prompt(*self.read(sources))}
+        for kind in dict.fromkeys(source.kind for source in sources):
+            try:
+                text = self._taken[kind].reader.complete(text)
+            except ValueError as e:
+                raise RequestError(f"prompt: {e}", "prompt") from e
         media = self.read(sources)
         text, _ = self._expand(media, text, [])
         return {**rest, "prompt": text, "prompt_token_ids": self._tokenizer.encode(text), MEDIA: media}

@@ -110,6 +110,11 @@ class MediaReader(ABC):
     def make_inputs(self, value: Any, positions: np.ndarray) -> list[Input]:
         """An item as the engine gets it, one input or several. positions: i32[count] of its placeholders."""
 
+    def complete(self, prompt: str) -> str:
+        """A program's prompt with items as the model was trained with it. ValueError, with a message for the client. Default:
+        unchanged."""
+        return prompt
+
     def forget(self) -> None:
         """Clear the cache: items are read again from now on. Default: no cache."""
         return

@@ -40,6 +40,9 @@ class ImageReader(MediaReader):
     def count(self, value: Image) -> int:
         return self._processor.count(value.size)
 
+    def complete(self, prompt: str) -> str:
+        return self._processor.complete(prompt)
+
     def write_text(self, value: Image, token_of: Callable[[int], str]) -> str:
         return write_image(self._processor, value.size, token_of)
 

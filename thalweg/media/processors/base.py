@@ -78,6 +78,10 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """The text of an image of this size in the prompt. token: the text of `self.token`."""
         return token * self.count(size)
 
+    def complete(self, prompt: str) -> str:
+        """A program's prompt with an image as the model was trained with it. ValueError, with a message for the client."""
+        return prompt
+
     def count(self, size: Size) -> int:
         """Vectors."""
         raise NotImplementedError

@@ -31,6 +31,29 @@ STAGES: Mapping[str, list[Any]] = {
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
+TASKS: Mapping[str, str] = {
+    "<OCR>": "What is the text in the image?",
+    "<OCR_WITH_REGION>": "What is the text in the image, with regions?",
+    "<CAPTION>": "What does the image describe?",
+    "<DETAILED_CAPTION>": "Describe in detail what is shown in the image.",
+    "<MORE_DETAILED_CAPTION>": "Describe with a paragraph what is shown in the image.",
+    "<OD>": "Locate the objects with category name in the image.",
+    "<DENSE_REGION_CAPTION>": "Locate the objects in the image, with their descriptions.",
+    "<REGION_PROPOSAL>": "Locate the region proposals in the image.",
+}
+"""Names of tasks, which are whole prompts, and the sentences that the model was trained with."""
+TASKS_WITH_TEXT: Mapping[str, str] = {
+    "<CAPTION_TO_PHRASE_GROUNDING>": "Locate the phrases in the caption: {input}",
+    "<REFERRING_EXPRESSION_SEGMENTATION>": "Locate {input} in the image with mask",
+    "<REGION_TO_SEGMENTATION>": "What is the polygon mask of region {input}",
+    "<OPEN_VOCABULARY_DETECTION>": "Locate {input} in the image.",
+    "<REGION_TO_CATEGORY>": "What is the region {input}?",
+    "<REGION_TO_DESCRIPTION>": "What does the region {input} describe?",
+    "<REGION_TO_OCR>": "What text is in the region {input}?",
+}
+"""The same of tasks that further text belongs to."""
+
+
 class Florence2(ImageProcessor, frozen=True, kw_only=True):
     side: int
     vectors: int
@@ -38,6 +61,20 @@ class Florence2(ImageProcessor, frozen=True, kw_only=True):
     def views(self, width: int, height: int) -> tuple[View, ...]:
         check_shape(width, height)
         return (View(((self.side, self.side),)),)
+
+    def complete(self, prompt: str) -> str:
+        """With a task's sentence in place of its name. A missing placeholder is added, as it stands before the text anyway."""
+        before, marker, behind = prompt.partition(self.marker)
+        text = before + behind
+        for name, sentence in TASKS.items():
+            if name in text:
+                if text != name:
+                    raise ValueError(f"{name} is a whole prompt: send nothing else with it")
+                return self.marker + sentence
+        for name, sentence in TASKS_WITH_TEXT.items():
+            if name in text:
+                return self.marker + sentence.format(input=text.replace(name, "").strip())
+        return prompt if marker else self.marker + prompt
 
     def count(self, size: Size) -> int:
         return self.vectors
