@@ -51,6 +51,7 @@ from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.masked import MaskedEncoder
 from thalweg.models.vision.patch_source import PatchEncoder
 from thalweg.models.vision.sam import SamEncoder
+from thalweg.models.vision.swin_source import SwinEncoder
 from thalweg.models.vision.tile_source import TileEncoder
 from thalweg.models.vision.tower import VisionEncoder
 from thalweg.models.vision.wav2vec import Wav2VecEncoder
@@ -118,7 +119,11 @@ SPEECH: Mapping[type, Callable[..., Any]] = {
     spec.ConformerSource: ConformerSource,
 }
 """The same of speech encoders, which cross-attention reads."""
-SOURCES: Mapping[type, Callable[..., Any]] = {spec.TileSource: TileEncoder, spec.PatchSource: PatchEncoder}
+SOURCES: Mapping[type, Callable[..., Any]] = {
+    spec.TileSource: TileEncoder,
+    spec.PatchSource: PatchEncoder,
+    spec.SwinSource: SwinEncoder,
+}
 """The same of image encoders, which cross-attention reads."""
 
 

@@ -24,6 +24,7 @@ from thalweg.models.spec import (
     ShortcutMoE,
     SpeechEncoder,
     Streams,
+    SwinSource,
     TextEncoder,
     TileSource,
 )
@@ -58,7 +59,7 @@ STAGE = (
     ),
     Refusal(
         "cross", "its layers read an encoder that runs inside the step",
-        lambda p: isinstance(p, PatchSource | SpeechEncoder | TextEncoder | TileSource),
+        lambda p: isinstance(p, PatchSource | SpeechEncoder | SwinSource | TextEncoder | TileSource),
     ),
     Refusal("shortcut", "outputs of its experts skip layers", lambda p: isinstance(p, ShortcutMoE)),
     Refusal("attention", "layers read the cache of an earlier layer", lambda p: getattr(p, "reads", None) is not None),

@@ -302,7 +302,8 @@ class MediaPreprocessor:
                 raise RequestError(f"prompt: {e}", "prompt") from e
         media = self.read(sources)
         text, _ = self._expand(media, text, [])
-        return {**rest, "prompt": text, "prompt_token_ids": self._tokenizer.encode(text), MEDIA: media}
+        bare = any(self._taken[item.kind].reader.bare for item in media)
+        return {**rest, "prompt": text, "prompt_token_ids": self._tokenizer.encode(text, not bare), MEDIA: media}
 
     async def prompt_async(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """`prompt`, off the event loop."""

@@ -91,6 +91,8 @@ class MediaReader(ABC):
     """Text before `text`, with {} for the item's number in its prompt."""
     prefix: int = 0
     """All tokens of a prompt with an item attend to each other, and it has at most so many. 0: they do not."""
+    bare: bool = False
+    """The tokenizer adds no special tokens to a program's prompt with an item."""
     source: bool = False
     """An item is the source of cross-attention: an input without positions. A prompt has at most one."""
 

@@ -30,7 +30,7 @@ BACKGROUND = "rgba_background_color"
 class ImageReader(MediaReader):
     def __init__(self, kind: str, processor: Processor, settings: MediaSettings) -> None:
         self._kind, self._processor, self._uncut, self.number = kind, processor, settings.uncut, processor.number
-        self.prefix, self.source = processor.prefix, processor.source
+        self.prefix, self.source, self.bare = processor.prefix, processor.source, processor.bare
         self._images = ImageLoader(processor, settings.kept_bytes, read_background(settings.decoding.get(kind, {})), READERS)
 
     def read(self, source: MediaSource, data: bytes) -> Image:
@@ -48,7 +48,7 @@ class ImageReader(MediaReader):
 
     def make_inputs(self, value: Image, positions: np.ndarray) -> list[Input]:
         if self.source:
-            return [make_source(self._kind, self._processor, value, int(positions[0]))]
+            return [make_source(self._kind, self._processor, value, int(positions[0]) if positions.size else 0)]
         return [make_image_input(self._kind, self._processor, value, positions, self._uncut)]
 
     def forget(self) -> None:

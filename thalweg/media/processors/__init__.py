@@ -14,6 +14,7 @@ from thalweg.media.processors.aria import Aria, aria
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
 from thalweg.media.processors.deepseek_vl import DeepseekVL, Janus, deepseek_vl, janus
+from thalweg.media.processors.donut import Donut, donut
 from thalweg.media.processors.dots_ocr import dots_ocr
 from thalweg.media.processors.florence2 import Florence2, florence2
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
@@ -79,6 +80,7 @@ Processor = (
     | GraniteDocling
     | Hy4
     | Idefics3
+    | Donut
     | Exaone45
     | Janus
     | Kimi
@@ -105,6 +107,10 @@ Processor = (
 
 def _llava(config: Config, said: Config) -> Processor:
     return pixtral(config, said) if vision(config).get("model_type") == "pixtral" else clip(config, said)
+
+
+def _vision_encoder_decoder(config: Config, said: Config) -> Trocr | Donut:
+    return donut(config, said) if vision(config).get("model_type") == "donut-swin" else trocr(config, said)
 
 
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
@@ -182,7 +188,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "SkyworkR1VChatModel": internvl_chat,
     "SmolVLMForConditionalGeneration": idefics3,
     "VideoLlama3ForConditionalGeneration": video_llama_3,
-    "VisionEncoderDecoderModel": trocr,
+    "VisionEncoderDecoderModel": _vision_encoder_decoder,
     "VipLlavaForConditionalGeneration": clip,
 }
 """`architectures` entry of config.json -> the function that reads its image settings."""

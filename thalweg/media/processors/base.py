@@ -58,6 +58,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An image has one vector, and is a prompt without text."""
     source: bool = False
     """An image is the source of cross-attention, the only one of its prompt (`source_array`)."""
+    bare: bool = False
+    """The tokenizer adds no special tokens to a program's prompt."""
     together: bool = False
     """The vectors of an image see each other, those behind too."""
     separate: bool = False

@@ -7,6 +7,7 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.processors.base import edge
 from thalweg.models.families.bart import EPS, FIRST, decoder_layers
 from thalweg.models.families.common import hidden_size
+from thalweg.models.families.donut import donut
 from thalweg.models.families.multimodal import is_blind
 from thalweg.models.families.towers.common import act, sees_all, size, vision_config
 from thalweg.models.spec import Layer, LayerNorm, LearnedEmbedding, ModelSpec, Names, Norms, PatchSource, UngatedMLP
@@ -20,12 +21,14 @@ NAMES = (
 
 
 def vision_encoder_decoder(config: Config) -> ModelSpec:
-    """Any encoder and any decoder, of which those of TrOCR are supported."""
+    """Any encoder and any decoder, of which those of TrOCR and Donut are supported."""
     kind, eye = text(config, "model_type", "trocr"), text(vision_config(config), "model_type", "vit")
+    if (eye, kind) == ("donut-swin", "mbart") and not is_blind(config):
+        return donut(config)
     if is_blind(config) or kind != "trocr" or eye not in LEARNED:
         raise UnsupportedModelError(
-            f"config.json: encoder and decoder: {eye!r:.40} and {kind!r:.40} are not supported, only vit or deit, and trocr, "
-            "with images"
+            f"config.json: encoder and decoder: {eye!r:.40} and {kind!r:.40} are not supported; pairs of vit or deit and "
+            "trocr, and of donut-swin and mbart, are, with images"
         )
     if not flag(config, "use_learned_position_embeddings", True):
         raise UnsupportedModelError("config.json: decoder: use_learned_position_embeddings: false is not supported")

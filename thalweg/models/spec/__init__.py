@@ -54,6 +54,7 @@ from thalweg.models.spec.short_conv import ShortConv
 from thalweg.models.spec.shortcut import ShortcutMoE
 from thalweg.models.spec.sparse import SparseMLP
 from thalweg.models.spec.speech import SpeechEncoder
+from thalweg.models.spec.swin_source import SwinSource
 from thalweg.models.spec.text_encoder import TextEncoder
 from thalweg.models.spec.tile_source import TileSource
 from thalweg.models.spec.transcript import CTCHead, TranscriptHead, TransducerHead
@@ -146,6 +147,7 @@ __all__ = [
     "SparseMLP",
     "SpeechEncoder",
     "Streams",
+    "SwinSource",
     "TextEncoder",
     "TileSource",
     "TranscriptHead",

@@ -24,6 +24,7 @@ from thalweg.models.spec.residual_gate import ResidualGate
 from thalweg.models.spec.rope import Rope
 from thalweg.models.spec.sam import SamSpec
 from thalweg.models.spec.speech import SpeechEncoder
+from thalweg.models.spec.swin_source import SwinSource
 from thalweg.models.spec.text_encoder import TextEncoder
 from thalweg.models.spec.tile_source import TileSource
 from thalweg.models.spec.vision import VisionSpec
@@ -154,7 +155,7 @@ class ModelSpec:
     """The encoder of audio, with the vectors that cross-attention reads."""
     text: TextEncoder | None = None
     """The encoder of a source text, likewise. It shares the embedding."""
-    tile_source: TileSource | PatchSource | None = None
+    tile_source: TileSource | PatchSource | SwinSource | None = None
     """The encoder of an image, likewise. A sequence may lack one, if the encoder is a `TileSource`."""
     numbers: tuple[int, ...] = ()
     """Of each layer: its number in names of tensors. (): they are counted from 0."""
@@ -309,7 +310,7 @@ class ModelSpec:
         return min((each.positions for each in self.learned if each.by == "position"), default=None)
 
     @property
-    def source_encoder(self) -> SpeechEncoder | TextEncoder | TileSource | PatchSource | None:
+    def source_encoder(self) -> SpeechEncoder | TextEncoder | TileSource | PatchSource | SwinSource | None:
         """The encoder whose vectors cross-attention reads."""
         return self.speech or self.text or self.tile_source
 

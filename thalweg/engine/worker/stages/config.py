@@ -20,7 +20,7 @@ from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.errors import CheckpointError
 from thalweg.hal.kv import KVSpec
 from thalweg.media.audio_processors.transcribers import TRANSCRIBERS
-from thalweg.models.spec import ModelSpec, PatchSource
+from thalweg.models.spec import ModelSpec, PatchSource, SwinSource
 
 
 def engine_config(
@@ -54,7 +54,7 @@ def engine_config(
             transcribes=inputs.spec.listens and f.architecture in TRANSCRIBERS,
             source=_source(inputs),
             source_columns=0 if inputs.spec.tile_source is None else inputs.spec.tile_source.columns,
-            source_required=isinstance(inputs.spec.tile_source, PatchSource),
+            source_required=isinstance(inputs.spec.tile_source, PatchSource | SwinSource),
             prompt_ids=dict(inputs.spec.prompt_ids),
         ),
         device=DeviceConfig(
