@@ -140,6 +140,14 @@ _LLAMA = {"head_dim": None, "attention_bias": None, "mlp_bias": None}
 _ROPE = {"rope_parameters": None, "rope_theta": 10000.0}
 CASES: dict[str, tuple[str, Any, dict[str, Any], Renamed, dict[str, Any]]] = {
     "internlm2": ("InternLM2ForCausalLM", transformers.LlamaConfig, {}, internlm2, {**_LLAMA, **_ROPE, "bias": False}),
+    "internlm2-ve": (
+        "InternLM2VEForCausalLM", transformers.LlamaConfig, {},
+        lambda tensors: internlm2(tensors) | {"model.layers.1.feed_forward_ve.w1.weight": torch.ones(4, 4)},
+        {**_LLAMA, **_ROPE, "bias": False},
+    ),
+    "quant-mixtral": (
+        "QuantMixtralForCausalLM", transformers.MixtralConfig, {"num_local_experts": 4}, dict, {"sliding_window": None},
+    ),
     "orion": (
         "OrionForCausalLM", transformers.StableLmConfig, {"partial_rotary_factor": 1.0, "rope_parameters": {
             "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}}, dict, {

@@ -340,7 +340,7 @@ def spread(model: torch.nn.Module, seed: int) -> None:
         elif name.endswith("tid2eid"):  # some experts of each token, each once
             experts = 2 * p.shape[1]
             p.copy_(torch.rand(p.shape[0], experts, generator=g).argsort(1)[:, : p.shape[1]])
-        elif name.endswith(("lambda_1", "lambda_2")):
+        elif name.endswith(("lambda_1", "lambda_2", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")):
             p.uniform_(0.3, 1.2, generator=g)
         elif any(part in name for part in ("newline", "separator", "cls_token")):
             p.normal_(0, 0.6, generator=g)

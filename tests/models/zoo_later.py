@@ -24,6 +24,7 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
          "mlp_layer_types": ["sparse", "dense"]},
     ),
     "codegen": (transformers.CodeGenConfig, {"rotary_dim": 8}),
+    "diffllama": (transformers.DiffLlamaConfig, {"num_hidden_layers": 3, "head_dim": 16, "attention_bias": True}),
     "flint": (
         transformers.FlintConfig,
         {
@@ -32,6 +33,7 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
                 "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "gpt-neox-japanese": (transformers.GPTNeoXJapaneseConfig, {}),
     "granite-moe-swa": (
         transformers.GraniteMoeSWAConfig,
         {

@@ -20,6 +20,7 @@ from thalweg.models.layers.block_sparse import BlockSparseAttention
 from thalweg.models.layers.compressed import CompressedAttention, KeptEntries, WindowPooling
 from thalweg.models.layers.cross import CrossAttention, SourceMLP
 from thalweg.models.layers.delta import GatedDeltaNet
+from thalweg.models.layers.differential import DifferentialAttention
 from thalweg.models.layers.disentangled import DisentangledAttention
 from thalweg.models.layers.gated_streams import GatedResidual
 from thalweg.models.layers.hyper import HyperConnection
@@ -51,6 +52,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.CompressedAttention: CompressedAttention,
     spec.CrossAttention: CrossAttention,
     spec.DeltaNet: GatedDeltaNet,
+    spec.DifferentialAttention: DifferentialAttention,
     spec.DisentangledAttention: DisentangledAttention,
     spec.GatedRecurrence: GatedRecurrence,
     spec.IndexPooling: IndexPooling,

@@ -13,6 +13,7 @@ from typing import Any
 from thalweg.errors import ConfigError
 from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.spec import (
+    DifferentialAttention,
     GatedRecurrence,
     GatedStreams,
     HyperStreams,
@@ -47,6 +48,10 @@ class Refusal:
 _FALLBACK = Refusal("fallback", "the fallback to transformers runs on one device", lambda p: isinstance(p, TransformersSpec))
 TENSOR = (
     _FALLBACK,
+    Refusal(
+        "differential", "its heads are subtracted from each other, and not divided among ranks",
+        lambda p: isinstance(p, DifferentialAttention),
+    ),
     Refusal("rglru", "its gates are not divided among ranks", lambda p: isinstance(p, GatedRecurrence)),
 )  # fmt: skip
 """For tensor parallelism."""

@@ -3,6 +3,8 @@ v."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.models.families.common import (
     attention,
@@ -16,7 +18,7 @@ from thalweg.models.families.common import (
     token_classes,
 )
 from thalweg.models.families.tails import attach_tail
-from thalweg.models.spec import Layer, ModelSpec, Norm, Norms
+from thalweg.models.spec import Layer, ModelSpec, Names, Norm, Norms
 
 
 def internlm(config: Config) -> ModelSpec:
@@ -33,6 +35,12 @@ def internlm2(config: Config) -> ModelSpec:
         Norms(mixer=Norm("attention_norm", hidden, e), ffn=Norm("ffn_norm", hidden, e)),
     )
     return decoder(config, [layer] * layer_count(config), embed="tok_embeddings", head="output")
+
+
+def internlm2_ve(config: Config) -> ModelSpec:
+    """InternLM 2 with further MLPs for tokens of images, for text."""
+    made = internlm2(config)
+    return replace(made, names=Names(skip=tuple(f"model.layers.{i}.feed_forward_ve." for i in range(layer_count(config)))))
 
 
 def internlm2_reward(config: Config) -> ModelSpec:

@@ -20,6 +20,7 @@ from thalweg.models.spec.conformer_source import ConformerSource
 from thalweg.models.spec.cross import CrossAttention, SourceMLP
 from thalweg.models.spec.davit import DaViTSpec, DaViTStage
 from thalweg.models.spec.delta import DeltaNet
+from thalweg.models.spec.differential import DifferentialAttention
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
 from thalweg.models.spec.fastconformer import FastConformerSpec
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
@@ -84,6 +85,7 @@ __all__ = [
     "DaViTSpec",
     "DaViTStage",
     "DeltaNet",
+    "DifferentialAttention",
     "DisentangledAttention",
     "Distances",
     "FastConformerSpec",

@@ -132,7 +132,7 @@ class Attention:
     @property
     def slope_values(self) -> int:
         """Of the table that slopes are put into."""
-        return self.heads * (self.kept_dim - self.head_dim)
+        return self.heads * (self.kept_dim - self.head_dim) if self.slopes else 0
 
     @property
     def widths(self) -> tuple[int, int, int]:
