@@ -37,7 +37,7 @@ def children(pid: int) -> list[int]:
 
 @pytest.fixture
 def ranked() -> Any:
-    llm = LLM(tensor_parallel_size=3, heartbeat_timeout=1.0, **SIZES)
+    llm = LLM(tensor_parallel_size=3, heartbeat_timeout=3.0, **SIZES)
     yield llm
     llm.llm_engine.shutdown()
 
@@ -77,7 +77,7 @@ def test_the_end_of_a_rank_is_that_of_the_engine_and_has_its_name(ranked: LLM, n
     why = {
         signal.SIGKILL: "rank 1 of 3 ended: SIGKILL",
         signal.SIGSEGV: "rank 1 of 3 ended: SIGSEGV",
-        signal.SIGSTOP: r"rank 1 of 3 has given no sign of life for 1\.. s \(heartbeat_timeout\)",
+        signal.SIGSTOP: r"rank 1 of 3 has given no sign of life for \d+\.\d s \(heartbeat_timeout\)",
     }[signal.Signals(number)]
     blameless = number != signal.SIGSEGV
     with pytest.raises(RankLostError if blameless else EngineDeadError, match=why) as e:
@@ -105,9 +105,9 @@ def test_ranks_end_with_rank_0_however_that_ends() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     """
     for where in ("main", "thread"):
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), where], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), where], capture_output=True, text=True, timeout=240)
         assert done.returncode == -signal.SIGKILL, done.stderr
-        for _ in range(500):
+        for _ in range(3000):
             if not Path(f"/proc/{done.stdout.strip()}").exists():
                 break
             subprocess.run(["sleep", "0.01"], check=True)

@@ -138,7 +138,7 @@ async def test_a_stopped_engine_is_noticed_and_replaced(start_engine):
 
 async def test_a_hang_with_heartbeats_is_noticed(start_engine, monkeypatch):
     monkeypatch.setenv("THALWEG_FAILPOINTS", "engine.step:token=1001:hang")
-    engine = await start_engine(msgspec.structs.replace(HASH, hang_timeout=1.0))
+    engine = await start_engine(msgspec.structs.replace(HASH, hang_timeout=3.0))
     good = asyncio.create_task(collect(engine, 2, allowed_token_ids=[10, 11], max_tokens=300))
     await asyncio.sleep(0.02)
     with pytest.raises(EngineDeadError, match="alone"):
