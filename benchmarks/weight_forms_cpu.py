@@ -78,6 +78,7 @@ def _half(format: WeightFormat) -> Callable[[torch.Tensor], QTensor]:
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """Of IQ4_NL."""
+SIXTEENTHS = WeightFormat("int", 4, 32, symmetric=False, mins=True, sixteenths=True, act="int8_per_group")
 CASES = (
     Case("Q4_K (int4, groups of 32, minima)", _super(4, 32, mins=True)),
     Case("Q6_K (6 of 8 bits, groups of 16)", _super(6, 16, mins=False)),
@@ -86,6 +87,7 @@ CASES = (
     Case("GPTQ, AWQ (int4, groups of 128, zeros)", _half(WeightFormat("int", 4, 128, symmetric=False))),
     Case("w4a16 (int4, groups of 64, zeros)", _plain(WeightFormat("int", 4, 64, symmetric=False))),
     Case("w4a8 (int4, groups of 64, zeros)", _plain(WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group"))),
+    Case("w4a8 (int4, groups of 32, sixteenths)", _plain(SIXTEENTHS)),
     Case("int8 (rows)", _plain(WeightFormat("int", 8))),
     Case("fp8 (rows)", _plain(WeightFormat("float", 8))),
     Case("fp8 (groups of 128, rounded inputs)", _plain(WeightFormat("float", 8, 128, act="float8_e4m3fn_per_group"))),

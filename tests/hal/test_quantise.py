@@ -14,13 +14,17 @@ FORMATS = {
     "int8": (WeightFormat("int", 8), 1 / 254),
     "int8 of the tensor": (WeightFormat("int", 8, -1), 1 / 254),
     "int4 groups": (WeightFormat("int", 4, 32), 1 / 14),
-    "int4 zeros": (WeightFormat("int", 4, 32, symmetric=False), 1 / 15),
+    "int4 zeros": (WeightFormat("int", 4, 64, symmetric=False), 1 / 15),
+    "int4 zeros, fitted": (WeightFormat("int", 4, 16, symmetric=False), 2 / 15),  # largest values are clamped, sums kept
     "float8": (WeightFormat("float", 8, 32), 1 / 16),
     "mxfp4": (WeightFormat("float", 4, 32), 1 / 4),
     "nvfp4": (WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn"), 1 / 4),
     "table": (WeightFormat("table", 4, 32, levels=(-1.0, -0.75, 0.0, 0.5, 1.0)), 3 / 8),
 }
 """With the largest error of a code, as a share of the largest magnitude of what shares its scale."""
+
+
+SIXTEENTHS = WeightFormat("int", 4, 32, symmetric=False, mins=True, sixteenths=True)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -41,6 +45,26 @@ def test_rounding_is_within_half_a_step_also_in_a_short_last_group(name: str, fa
             span = group.amax(-1, keepdim=True).clamp(min=0) - group.amin(-1, keepdim=True).clamp(max=0)
         slack = 2**-8 if format.kind == "int" and format.bits == 4 else 1e-3  # whose scales are bfloat16
         assert ((back[:, at : at + size] - group).abs() <= span * step * (1 + slack)).all()
+
+
+@pytest.mark.parametrize("format", [WeightFormat("int", 4, 32, symmetric=False), SIXTEENTHS], ids=str)
+def test_fitted_groups_lose_less_than_their_range_and_keep_their_sums(format: WeightFormat) -> None:
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(1)) + 0.2
+    weight[0], weight[1], weight[2, :32] = 0, weight[1].abs(), 3  # nothing, one sign, one value
+    made = quantise(weight, format)
+    scales = made.data["scales"]
+    zeros = made.data["mins"] / scales * 16 if format.mins else made.data["zeros"].float()
+    assert torch.equal(zeros, zeros.round())
+    assert made.data["codes"].max() <= 15
+    assert 0 <= zeros.min() <= zeros.max() <= 15 * (16 if format.mins else 1)
+    off = (weight - dequantise(made.data, 32, torch.float32)).unflatten(1, (-1, 32))
+    assert (off.sum(-1).abs() <= 0.502 * scales)[3:].all()
+    groups = weight.unflatten(1, (-1, 32))
+    low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True).clamp(min=0)
+    step = ((high - low) / 15).clamp(min=1e-9)
+    zero = (-low / step).round()
+    plain = groups - (((groups / step).round() + zero).clamp(0, 15) - zero) * step
+    assert off.square().sum() < (0.86 if format.mins else 0.99) * plain.square().sum()
 
 
 def test_mxfp4_holds_the_nearest_of_its_levels_under_a_power_of_two() -> None:

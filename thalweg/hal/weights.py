@@ -42,6 +42,9 @@ class WeightFormat:
     """Inputs are taken in another order ("perm") before the product: act-order of GPTQ."""
     smoothed: bool = False
     """Inputs are multiplied by one value each ("in_scale") before the product: AWQ and SmoothQuant of ModelOpt."""
+    sixteenths: bool = False
+    """kind "int" with minimums: rounding makes them multiples of a 16th of the scale where it can, so that kernels may hold
+    them in fewer bytes."""
 
     def bytes(self, outputs: int, inputs: int) -> int:
         """Of a quantised matrix at rest: codes, scales and zero points or minimums."""
@@ -74,7 +77,7 @@ class WeightFormat:
             return "dense"
         group = {0: "row", -1: "tensor"}.get(self.group, f"g{self.group}")
         more = f"-scales-{self.scale_dtype}" if self.scale_dtype else ""
-        shift = "" if self.symmetric else "-mins" if self.mins else "-zeros"
+        shift = "" if self.symmetric else "-sixteenths" if self.sixteenths else "-mins" if self.mins else "-zeros"
         order = f"{'-reordered' if self.reordered else ''}{'-smoothed' if self.smoothed else ''}"
         return f"{self.kind}{self.bits}-{group}{shift}{more}{f'-{self.act}' if self.act else ''}{order}"
 

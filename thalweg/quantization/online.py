@@ -7,8 +7,8 @@ w4a16: layers hold 4-bit codes with a scale and a zero point per 64 inputs; inpu
 but each 64 inputs of a row are rounded to int8 by their largest, for integer matmuls. The error is small next to that of 4
 bits.
 int4: w4a8 where the device has a kernel that gains by it, else w4a16. Narrow models lose much more to 4 bits than wide ones.
-There groups have 32 inputs, and the projections of values and those back from the MLP hold int8 like the output matrix
-(`Formats.for_model`). GGUF's Q4_K_M gives 6 bits or more to half of the same matrices.
+There groups have 32 inputs, with zero points in sixteenths for w4a8, and the projections of values and those back from the MLP
+hold int8 like the output matrix (`Formats.for_model`). GGUF's Q4_K_M gives 6 bits or more to half of the same matrices.
 In all three, weights that are 4-bit integers in groups of 32 already (`grids`) keep their groups, with a minimum each.
 
 fp8: 8-bit floats with a scale per output. Each row of the input is rounded to 8-bit floats too, where the device multiplies
@@ -61,7 +61,7 @@ class Formats:
         if not self.mixes or width >= NARROW:
             return self
         plain = self.plain_layers and replace(self.plain_layers, group=SMALL_GROUP)
-        layers = replace(self.layers, group=SMALL_GROUP)
+        layers = replace(self.layers, group=SMALL_GROUP, mins=True, sixteenths=True)
         return replace(self, layers=layers, plain_layers=plain, sensitive=frozenset(sensitive))
 
     def choose(self, gains: Callable[[WeightFormat], bool]) -> Formats:
@@ -75,7 +75,7 @@ class Formats:
         if role == "linear":
             return self.head if name in self.sensitive else self.layers
         if role == "experts":  # their op rounds no inputs
-            return replace(self.layers, act="")
+            return replace(self.layers, act="", mins=self.layers.mins and not self.layers.sixteenths, sixteenths=False)
         return self.head if role in ("head", "tied") else DENSE
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from thalweg.backends.cpu import CpuPlatform
 from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.backends.cpu.native.linear import kernels
 from thalweg.hal import ops
@@ -37,6 +38,7 @@ FORMATS = {
     "int4-row": WeightFormat("int", 4),
     "w4a8": WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group"),
     "w4a8-mins": WeightFormat("int", 4, 32, symmetric=False, mins=True, act="int8_per_group"),
+    "w4a8-sixteenths": WeightFormat("int", 4, 32, symmetric=False, mins=True, sixteenths=True, act="int8_per_group"),
     "w4a8-symmetric-small-groups": WeightFormat("int", 4, 12, act="int8_per_group"),
     "w4a8-row": WeightFormat("int", 4, act="int8_per_group"),
     "w8a8-keep": WeightFormat("int", 8, act="int8_keep4"),
@@ -146,11 +148,21 @@ def test_a_weight_rounded_on_the_way_is_the_one_that_quantise_rounds(
         assert kernel.pack.mapped is not None
         for parts in ([raw], [raw[:64], raw[64:]], [raw[:10], raw[10:11], raw[11:]]):
             packed = kernel.pack.mapped([p for p in parts if len(p)], format)
-            if format.group % 4 or any(a in name for a in ASKED):  # torch rounds these
+            if format.group % 4 or any(a in name for a in ASKED) or (format.sixteenths and k % 32):  # torch rounds these
                 assert packed is None
                 continue
             assert packed.dtype is None
             assert torch.equal(kernel.run(x, packed, None, act=format.act, group=format.group), want), (n, k)
+
+
+@pytest.mark.parametrize("format", [FORMATS["w4a8"], FORMATS["w4a8-sixteenths"], FORMATS["int4-zeros"]], ids=str)
+def test_the_plan_counts_the_bytes_of_a_packed_weight(library: NativeLibrary, format: WeightFormat) -> None:
+    """Rounded on the way, and as codes."""
+    (kernel, *_), weight = kernels(library), torch.randn(128, 512)
+    want = CpuPlatform().quantised_bytes(format, *weight.shape)
+    assert kernel.pack.mapped is not None
+    for packed in (kernel.pack(quantise(weight, format)), kernel.pack.mapped([weight.numpy()], format)):
+        assert packed.bytes == want + 64  # the library rounds up
 
 
 @pytest.mark.parametrize(

@@ -98,12 +98,13 @@ class CpuPlatform(Platform):
 
     def quantised_bytes(self, format: WeightFormat, outputs: int, inputs: int) -> int:
         """Compiled kernels hold scales in 16 bits where that is exact: those of 4-bit integers, and of groups with rounded
-        inputs, if the weights are rounded here or come from most files."""
+        inputs, if the weights are rounded here or come from most files. So they hold minimums in sixteenths."""
         made = format.bytes(outputs, inputs)
         halves = format.kind == "int" and not format.scale_dtype and (format.bits == 4 or format.act.endswith("_per_group"))
         if not halves or format.group < 0 or not self._has_compiled_kernels():
             return made
-        return made - 2 * outputs * -(-inputs // (format.group or inputs))
+        groups = outputs * -(-inputs // (format.group or inputs))
+        return made - (4 if format.sixteenths else 2) * groups
 
     def workspace(self, s: StepSizes) -> int:
         """Compiled kernels keep scratch memory for the most rows they have made ready, and a quarter more. Blocks that

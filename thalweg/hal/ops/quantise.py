@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 
@@ -24,6 +25,9 @@ EVEN, UP = "_even", "_up"
 """Suffixes of an act with scales of powers of two: the nearest, where 1.75 counts as 2, or the next above."""
 BLOCKS = {"mxfp8": (32, 448.0), "mxfp4": (32, 6.0), "nvfp4": (16, 6.0)}
 """Kinds of `WeightFormat.act` with a fixed group: its inputs, and the largest value of the type."""
+FITTED, FIT_STEPS, COLUMNS = (16, 32), (15.0, 16.25, 17.5), 16
+"""Groups with fitted scales and zero points: their inputs, tried numbers of steps from the least value to the largest, and
+inputs summed side by side."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of the 4-bit float (OCP Microscaling Formats, 1.0)."""
 
@@ -214,23 +218,25 @@ def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
 def quantise(weight: Tensor, format: WeightFormat, top: Tensor | None = None) -> QTensor:
     """A dense weight [out, in] rounded to nearest in this format. Scales come from each group's largest magnitude
     (symmetric) or its range, zero included (not symmetric). They are bfloat16 for integers of 4 bits, and for groups with
-    rounded inputs. With minimums a range need not include zero. kind "float" with 4 bits rounds scales up to powers of two,
-    the scales of MX formats. The rule of their specification rounds down, and clamps values beyond the last level. With
-    `scale_dtype` scales are rounded to its nearest, as NVFP4 does. A scale of the tensor then puts the largest scale at the end
-    of that type.
+    rounded inputs. Whole groups of up to 32 inputs in 4 bits with zero points have, of some scales and zero points, those with
+    the least squared error (`_fit`). With minimums a range need not include zero. kind "float" with 4 bits rounds scales up to
+    powers of two, the scales of MX formats. The rule of their specification rounds down, and clamps values beyond the last
+    level. With `scale_dtype` scales are rounded to its nearest, as NVFP4 does. A scale of the tensor then puts the largest at
+    the end of that type.
     top: the largest magnitude of that tensor, float32 [], where `weight` is only some of its rows."""
     out, fan_in = weight.shape
     size = {0: fan_in, -1: fan_in}.get(format.group, format.group)
     groups = -(-fan_in // size)
     wide, missing = weight.to(torch.float32), groups * size - fan_in
     wide = (F.pad(wide, (0, missing)) if missing else wide).reshape(out, groups, size)
-    make = {"float": _float_codes, "table": _table_codes}.get(format.kind, _int_codes)
+    fits = format.bits == 4 and format.group in FITTED and groups > 1 and not missing
+    make = {"float": _float_codes, "table": _table_codes}.get(format.kind, functools.partial(_int_codes, fits=fits))
     data = _float_codes(wide, format, top) if format.scale_dtype else make(wide, format)
     data["codes"] = data["codes"].reshape(out, groups * size)[:, :fan_in].contiguous()
     return QTensor(format, (out, fan_in), data)
 
 
-def _int_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
+def _int_codes(wide: Tensor, format: WeightFormat, fits: bool) -> dict[str, Tensor]:
     """Whole checkpoints go through here: each result is worked on in place, `wide` itself is left as it is."""
     if format.symmetric:
         top = (1 << (format.bits - 1)) - 1
@@ -238,13 +244,78 @@ def _int_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
         codes = (wide / scales[..., None]).round_().clamp_(-top - 1, top)
         return {"codes": codes.to(torch.int8), "scales": scales}
     top = (1 << format.bits) - 1
-    if format.mins:
+    if format.mins and not (fits and format.sixteenths):
         return _from_minimum(wide, format)
     low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
+    if fits:
+        return _fit(wide, low, high, format)
     scales = _scales((high - low) / top, format)
     zeros = torch.round(-low / scales)
     codes = (wide / scales[..., None]).round_().add_(zeros[..., None]).clamp_(0, top)
     return {"codes": codes.to(torch.uint8), "scales": scales, "zeros": zeros.to(torch.uint8)}
+
+
+def _fit(wide: Tensor, low: Tensor, high: Tensor, format: WeightFormat) -> dict[str, Tensor]:
+    """Groups [out, groups, inputs] of 4-bit codes with zero points, whole or in sixteenths: the best in squares of six tries.
+    FIT_STEPS from the least value to the largest, where more than 15 clamp the outer ones, and for each the scale and the zero
+    point that suit its codes best by least squares."""
+    inputs, total, parts = wide.shape[-1], _sum_columns(wide), 16 if format.sixteenths else 1
+    best = torch.full_like(total, math.inf), torch.ones_like(total), torch.zeros_like(total)
+    for steps in FIT_STEPS:
+        scales = ((high - low) / steps).to(torch.bfloat16).to(torch.float32)
+        empty, scales = ~(scales > 0), _nonzero(scales)
+        zeros = torch.round((7.5 - (high + low) * 0.5 / scales).clamp_(0, 15) * parts).div_(parts).masked_fill_(empty, 0)
+        codes, error = _try(wide, scales, zeros, parts)
+        best = _better(best, (error, scales, zeros))
+        count, squares = codes.sum(-1), codes.square().sum(-1)
+        spread = inputs * squares - count.square()
+        slope = inputs * _sum_columns(codes * wide) - count * total
+        fitted = (slope / spread).to(torch.bfloat16).to(torch.float32)
+        usable = (spread > 0) & (fitted > 0)
+        scales = torch.where(usable, fitted, scales)
+        refined = torch.round(((count - total / scales) / inputs).clamp(0, 15) * parts) / parts
+        zeros = torch.where(usable, refined, zeros)
+        best = _better(best, (_try(wide, scales, zeros, parts)[1], scales, zeros))
+    _, scales, zeros = best
+    codes = _keep_sums(wide, _try(wide, scales, zeros, parts)[0], scales, zeros)
+    offsets = {"mins": zeros * scales} if format.mins else {"zeros": zeros.to(torch.uint8)}
+    return {"codes": codes.to(torch.uint8), "scales": scales, **offsets}
+
+
+def _keep_sums(wide: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """Codes nearest to the middle between two become the other one, until the sum of each group is off by half a step at most
+    (SQuant, Guo et al. 2022). Inputs of a layer have a common part, which is multiplied by such sums."""
+    off = wide / scales[..., None] - (codes - zeros[..., None])
+    lost = _sum_columns(off)[..., None]
+    sign = torch.where(lost < 0, -1.0, 1.0)
+    room = torch.where(sign < 0, codes > 0, codes < 15)
+    order = torch.where(room, off * sign, -math.inf).argsort(stable=True, dim=-1, descending=True)
+    rank = torch.empty_like(order).scatter_(-1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order))
+    return codes + torch.where(room & (rank < torch.ceil(lost * sign - 0.5)), sign, 0.0)
+
+
+def _try(wide: Tensor, scales: Tensor, zeros: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+    """Codes with these scales and zero points, and the squared error of each group. parts: of a step, in zero points."""
+    steps = wide / scales[..., None]
+    codes = steps.add_(zeros[..., None]).round_() if parts > 1 else steps.round_().add_(zeros[..., None])
+    codes = codes.clamp_(0, 15)
+    off = wide - (codes - zeros[..., None]) * scales[..., None]
+    return codes, _sum_columns(off.square_())
+
+
+def _better(old: tuple[Tensor, Tensor, Tensor], new: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of tries (error, scales, zeros) the one with the smaller error, by groups."""
+    nearer = new[0] < old[0]
+    return torch.where(nearer, new[0], old[0]), torch.where(nearer, new[1], old[1]), torch.where(nearer, new[2], old[2])
+
+
+def _sum_columns(x: Tensor) -> Tensor:
+    """Sums over the last dimension, in an order that kernels have too: 16 columns, then halves."""
+    parts = x.unflatten(-1, (-1, COLUMNS)).unbind(-2)
+    total = functools.reduce(torch.add, parts)
+    while (half := total.shape[-1] // 2) > 0:
+        total = total[..., :half] + total[..., half:]
+    return total[..., 0]
 
 
 def _from_minimum(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from thalweg.backends.cpu.native import PORTABLE, QUADS, NativeLibrary, of_rows
 from thalweg.hal.op import Kernel, Pack
-from thalweg.hal.ops.quantise import E2M1
+from thalweg.hal.ops.quantise import E2M1, FITTED
 from thalweg.hal.weights import DENSE as PLAIN
 from thalweg.hal.weights import QTensor, WeightFormat
 
@@ -153,19 +153,24 @@ class NativeLinear:
         """A dense weight straight from where it lies, which may be a mapped file. It is rounded on the way, a panel
         at a time, where the format is one of codes."""
         form = self._form(format, parts[0].shape[1])
-        if isinstance(form, str) or form == TABLE or format.group % 4 or format.group < 0 or format.mins or format.own_scale:
+        fits = (
+            format.sixteenths and form == INT4_GROUPS and format.group in FITTED and _is_whole(parts[0].shape[1], format.group)
+        )
+        if isinstance(form, str) or form == TABLE or format.group % 4 or format.group < 0 or format.own_scale:
+            return None
+        if format.mins and not fits:
             return None
         parts = [np.require(p, requirements=["C", "ALIGNED"]) for p in parts]
         dtype = torch.bfloat16 if parts[0].dtype == np.uint16 else torch.float32
         shape, where = (sum(map(len, parts)), parts[0].shape[1]), [(p.ctypes.data, len(p)) for p in parts]
         kept = self._library.kept
         if kept is None:
-            return self._pack(form, dtype, where, format, shape, shifted=not format.symmetric)
+            return self._pack(form, dtype, where, format, shape, shifted=_shift(format))
         how = (form, dtype, format, *["compressed"] * self._library.compresses)
         name = kept.name(parts, *how)
         found = self._adopt(form, dtype, format, shape, kept.map(name))
         if found is None:
-            found = self._pack(form, dtype, where, format, shape, shifted=not format.symmetric)
+            found = self._pack(form, dtype, where, format, shape, shifted=_shift(format))
             kept.write(name, self._library.memory(found.handle), found.bytes)
         return found
 
@@ -176,7 +181,7 @@ class NativeLinear:
         if lies is None:
             return None
         handle = self._library.adopt(
-            self._context, form, TYPES[dtype], *shape, max(format.group, 0) or shape[1], int(not format.symmetric),
+            self._context, form, TYPES[dtype], *shape, max(format.group, 0) or shape[1], _shift(format),
             ACTS.get(format.act, 0), lies.ctypes.data, lies.nbytes,
         )  # fmt: skip
         return PackedWeight(self._library, handle, shape, dtype if form == DENSE else None, lies) if handle else None
@@ -206,10 +211,9 @@ class NativeLinear:
         shape: tuple[int, int],
         made: PackInputs | None = None,
         *,
-        shifted: bool = False,
+        shifted: int = 0,
     ) -> PackedWeight:
-        """dtype: of a dense weight, or of values to be rounded. where: address and rows of each part. shifted: with zero
-        points."""
+        """dtype: of a dense weight, or of values to be rounded. where: address and rows of each part. shifted: by `_shift`."""
         (n, k), (addresses, rows) = shape, zip(*where, strict=True)
         more: list[int | None] = [None] * 5
         if made is not None:
@@ -275,6 +279,16 @@ class NativeLinear:
             None if bias is None else bias.data_ptr(), room.data_ptr(), at.data_ptr(), most.data_ptr(),
         )  # fmt: skip
         return at, most
+
+
+def _is_whole(inputs: int, group: int) -> bool:
+    """Are there several groups, and none is short?"""
+    return inputs > group and inputs % group == 0
+
+
+def _shift(format: WeightFormat) -> int:
+    """How the library rounds: 0 without zero points, 1 with them, 2 with multiples of a 16th."""
+    return 0 if format.symmetric else 2 if format.sixteenths else 1
 
 
 def _parts(w: QTensor, form: int, quads: bool) -> PackInputs:

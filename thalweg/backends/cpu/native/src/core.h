@@ -54,6 +54,7 @@ struct Weight {
     int64_t n, k, group, groups, panels;
     size_t panel_bytes;
     bool quads, shifted;  // shifted: codes came with zero points, and without sign
+    bool sixteenths;      // of int4_groups rounded here: zero points are multiples of a 16th, held as bfloat16
     uint8_t* data;
     Numbers scales;   // none if dense
     Numbers offsets;  // subtracted. Minima, or zero points in bytes, above `zero_of`. Quads: no minima, but zero points that need not be whole

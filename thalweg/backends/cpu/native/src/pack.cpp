@@ -12,6 +12,8 @@ using namespace thalweg;
 
 namespace {
 
+constexpr int SIXTEENTHS = 2;  // of `shifted`
+
 // Memory that is not filled with anything first.
 typedef std::unique_ptr<uint8_t[]> Room;
 
@@ -80,7 +82,9 @@ void hold_panel(const Pack& p, int64_t panel) {
         }
         for (int64_t g = 0; g < w.groups; ++g) {
             const int64_t to = (panel * w.groups + g) * PANEL + row % PANEL, from = row * w.groups + g;
-            if (w.quads && p.mins) w.offsets.f32()[to] = p.mins[from] - float(base_of(w.form));
+            const float zero = w.quads && p.mins ? p.mins[from] - float(base_of(w.form)) : 0.f;
+            if (w.offsets.held == Held::f32) w.offsets.f32()[to] = zero;
+            else if (w.offsets.held == Held::bf16) ((uint16_t*)w.offsets.at)[to] = uint16_t(bits_of(zero) >> 16);
             else ((int8_t*)w.offsets.at)[to] = int8_t((p.zeros ? p.zeros[from] : middle_of(w.form)) - zero_of(&w));
         }
     }
@@ -175,7 +179,7 @@ namespace {
 // What is known of a weight before its numbers are. Of those only whether there are any.
 Weight* begin(Context* c, int form, int type, int64_t n, int64_t k, int64_t group, int shifted, int act, float input_scale) {
     Weight* w = new Weight{};
-    w->form = Form(form), w->type = Type(type), w->n = n, w->k = k, w->shifted = shifted, w->act = Act(act), w->input_scale = input_scale;
+    w->form = Form(form), w->type = Type(type), w->n = n, w->k = k, w->shifted = shifted != 0, w->sixteenths = shifted == SIXTEENTHS, w->act = Act(act), w->input_scale = input_scale;
     w->quads = thalweg_quads(c, form, k, group);
     w->panels = (n + PANEL - 1) / PANEL;
     const int64_t unit = unit_of(w);
@@ -198,7 +202,7 @@ void hold_rounded(Weight* w) {
     if (w->groups) w->scales = Numbers{scales_are_halves(w->form) ? Held::bf16 : Held::f32, 0, nullptr, nullptr};
 }
 void hold_zeros(Weight* w) {  // as they are in quads, else of whole scales
-    if (w->form == Form::int4_groups || w->shifted) w->offsets.held = Held::bytes;
+    if (w->form == Form::int4_groups || w->shifted) w->offsets.held = w->sixteenths ? Held::bf16 : Held::bytes;
 }
 
 // What a weight takes in memory, once it is known how its numbers are held.
@@ -222,12 +226,19 @@ void place(Weight* w, void* memory, bool outer) {
     if (outer) w->outer = (float*)at;
 }
 
+// Are these zero points of quads bfloat16, above what they are counted from?
+bool bf16_holds(const Weight* w, const float* zeros) {
+    for (int64_t i = 0; i < w->n * w->groups; ++i)
+        if (!fits_bf16(bits_of(zeros[i] - float(base_of(w->form))))) return false;
+    return true;
+}
+
 // The rest, and the packing itself. Null, and no weight any more, where there is no memory.
 Weight* finish(Context* c, Pack& job, const float* levels, const float* outer) {
     Weight* w = job.w;
     if (!job.scales) hold_rounded(w);
     else if (w->groups) w->scales = held_by(c, w, job.scales);
-    if (job.mins && w->quads) w->offsets.held = Held::f32;
+    if (job.mins && w->quads) w->offsets.held = bf16_holds(w, job.mins) ? Held::bf16 : Held::f32;
     else if (job.mins) w->offsets = held_by(c, w, job.mins);
     else hold_zeros(w);
     levels_of(w, levels);
@@ -255,7 +266,7 @@ EXPORT void thalweg_free(Weight* w) {
 // scales float32 [n, groups]. zeros uint8 [n, groups] or null. mins float32 [n, groups] or null: what is subtracted, and
 // in quads zero points that need not be whole. group: inputs of a scale, even, and >= k for one group.
 // Where scales are null and the form is one of codes, parts hold values of `type`, which are rounded. shifted says
-// whether with zero points; codes of int8 that come with minima have signs, unless it is set.
+// whether with zero points (SIXTEENTHS: multiples of a 16th); codes of int8 that come with minima have signs, unless it is set.
 // levels: float32 [16], of a table. outer: float32 [n] or null, multiplies all scales of an output. act, input_scale: see
 // Act.
 EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* parts, const int64_t* part_rows, int64_t n,
