@@ -42,8 +42,8 @@ from shapes import QUANTIZATIONS, SETTINGS, SHAPES, Case, group_by_case
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import DTYPES
 from thalweg.models import registry, sizes
+from thalweg.models.precision import model_scheme
 from thalweg.models.spec import ModelSpec
-from thalweg.quantization import registry as formats
 
 __all__ = ["SHAPES", "best", "device_name", "tidy", "torch_device"]  # what scripts beside this one find here
 
@@ -155,7 +155,7 @@ class OpenShape:
         self.config: dict[str, Any] = json.loads((path / "config.json").read_text())
         self.spec: ModelSpec = registry.family(self.config)(self.config)
         self.vocab: int = self.config["vocab_size"]
-        self.use = formats.scheme(self.config, args.quantization)
+        self.use = model_scheme(self.config, args.quantization, self.spec)
 
     def measure(self, name: str) -> dict[str, Any]:
         for pattern, run in FIGURE_KINDS.items():

@@ -33,9 +33,9 @@ from thalweg.hal.op import Binder
 from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models import registry
 from thalweg.models.build import resolve_scheme
+from thalweg.models.precision import model_scheme
 from thalweg.models.sizes import StepWork, parameters, step_work
 from thalweg.params import SamplingParams
-from thalweg.quantization import registry as registry_of_formats
 from thalweg.quantization.online import linear_spec, round_weight
 
 REFUSED = ()
@@ -142,7 +142,7 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
     path = Path(llm.config.model.path)
     hf, spec = registry.declare(checkpoint_config.read(args, path), path)
     dtype, method = llm.config.model.dtype, llm.config.model.quantization
-    scheme = resolve_scheme(registry_of_formats.scheme(hf, method), Binder(llm.device.kernels), dtype, spec.hidden)
+    scheme = resolve_scheme(model_scheme(hf, method, spec), Binder(llm.device.kernels), dtype, spec.hidden)
     form = next(scheme.of(w.role, w.sources[0].name) for w in parameters(spec) if w.role == "linear")
     before = ceilings(llm.device, dtype, form)
     first, whole = _times(llm, n, args)

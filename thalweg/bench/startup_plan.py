@@ -129,7 +129,7 @@ def _count_absent(args: EngineArgs, tokenizer: int, name: str, absent: CrossComp
     from thalweg.engine.worker.build import build
     from thalweg.engine.worker.cross_compile import make_step, rehearse
     from thalweg.models import registry, sizes
-    from thalweg.quantization import registry as formats
+    from thalweg.models.precision import model_scheme
 
     rehearse(absent, args)
     kernels, path = len(absent.kernels()), Path(args.model)
@@ -141,8 +141,9 @@ def _count_absent(args: EngineArgs, tokenizer: int, name: str, absent: CrossComp
     worker.close()
     graphs = sum(s.uniform and s.tokens == s.seqs for s in discovery.load(name).buckets(None, limits))  # type: ignore[arg-type]
     config = checkpoint_config.read(args, path)
-    use = formats.scheme(config, args.quantization)
-    held = sizes.weight_bytes(registry.family(config)(config), c.model.dtype, c.model.max_len, use=use)
+    spec = registry.family(config)(config)
+    use = model_scheme(config, args.quantization, spec)
+    held = sizes.weight_bytes(spec, c.model.dtype, c.model.max_len, use=use)
     stored = sum(f.stat().st_size for f in path.glob("*.safetensors"))
     return StartWork(stored, held, tokenizer, kernels, graphs), step
 

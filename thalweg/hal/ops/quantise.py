@@ -311,8 +311,8 @@ def _better(old: tuple[Tensor, Tensor, Tensor], new: tuple[Tensor, Tensor, Tenso
 
 def _sum_columns(x: Tensor) -> Tensor:
     """Sums over the last dimension, in an order that kernels have too: 16 columns, then halves."""
-    parts = x.unflatten(-1, (-1, COLUMNS)).unbind(-2)
-    total = functools.reduce(torch.add, parts)
+    parts: tuple[Tensor, ...] = x.reshape(*x.shape[:-1], -1, COLUMNS).unbind(-2)
+    total: Tensor = functools.reduce(torch.add, parts)
     while (half := total.shape[-1] // 2) > 0:
         total = total[..., :half] + total[..., half:]
     return total[..., 0]
