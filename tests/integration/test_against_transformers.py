@@ -32,20 +32,17 @@ def chosen(model: torch.nn.Module, prompt: list[int], told: list[int]) -> tuple[
 
 QUICK = ("llama", "qwen3-windowed")
 """What `make check` runs, on one device: one kind of cache, and two. tests/models has every family, without an engine."""
-STATES = {
-    name: {"mamba_block_size": 8} for name in ("qwen3-next", "qwen3.5", "qwen4-exp", "nemotron-h", "jamba", "lfm2", "minimax")
-}
+RECURRENT = ("qwen3-next", "qwen3.5", "qwen4-exp", "nemotron-h", "jamba", "lfm2", "minimax", "zamba2")
+STATES = {name: {"mamba_block_size": 8} for name in RECURRENT}
 """States are kept so often that these short prompts share some."""
-MORE = ("minimax", "deepseek-v4", "qwen4-exp")
+MORE = ("minimax", "deepseek-v4", "qwen4-exp", "zamba2", "diffllama")
 """Whose caches differ from those of all `CONFIGS`."""
 NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in sorted(CONFIGS)]
 
 
 @pytest.mark.sampled(8, 20)
 @pytest.mark.parametrize("device", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
-@pytest.mark.parametrize(
-    "name", [*NAMES, *(pytest.param(n, marks=pytest.mark.slow) for n in ("minimax", "deepseek-v4", "qwen4-exp"))]
-)
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE)])
 @pytest.mark.slow
 def test_greedy_tokens_and_logprobs_equal_transformers_under_pressure(name, device, tmp_path):
     path = make_checkpoint(name, tmp_path)

@@ -41,6 +41,14 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
             "intermediate_size": 24, "shared_intermediate_size": 32, "layer_rope_theta": [1000.0, 50.0, 0],
         },
     ),
+    "kolibri1": (
+        transformers.Kolibri1Config,
+        {
+            "num_hidden_layers": 3, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 32, "sliding_window": 9, "norm_topk_prob": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "openai-gpt": (transformers.OpenAIGPTConfig, {}),
     "xglm": (transformers.XGLMConfig, {"ffn_dim": 80, "pad_token_id": 0}),
     "zamba2": (

@@ -11,7 +11,7 @@ import torch
 from thalweg.hal import ops
 from thalweg.hal.op import BoundOp
 from thalweg.hal.ops.activation import CLAMP, CUT
-from thalweg.hal.ops.pointwise import softplus
+from thalweg.hal.ops.pointwise import sigmoid, softplus
 from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models.adapter_experts import adapt_experts
@@ -49,6 +49,8 @@ class Experts:
             self._route = partial(sparsemixer, jitter=spec.jitter)
         elif spec.scores == "sqrtsoftplus":
             self._route = partial(root_softplus, k=spec.top_k, renormalise=spec.renormalise, scale=spec.scale)
+        elif spec.scores == "logits":
+            self._route = partial(best_logits, k=spec.top_k, renormalise=spec.renormalise, scale=spec.scale)
         else:
             self._route, self._widens = bind_route(
                 ctx, spec, k=spec.top_k, scores=spec.scores, renormalise=spec.renormalise, scale=spec.scale,
@@ -250,4 +252,17 @@ def root_softplus(
         for i in range(1, k):
             total = total + weights[:, i : i + 1]
         weights = weights / (total + 1e-20)
+    return ids.to(torch.int32), weights * scale
+
+
+def best_logits(logits: Array, bias: Array | None = None, *, k: int, renormalise: bool, scale: float) -> tuple[Array, Array]:
+    """As `ops.route`, with the logits themselves as scores. The weights are sigmoids of the selected ones (Kolibri 1)."""
+    by = logits if bias is None else logits + bias
+    ids = torch.sort(by, dim=-1, descending=True, stable=True)[1][:, :k]
+    weights = sigmoid(logits.gather(1, ids))
+    if renormalise:
+        total = weights[:, :1]
+        for i in range(1, k):
+            total = total + weights[:, i : i + 1]
+        weights = weights / total
     return ids.to(torch.int32), weights * scale

@@ -22,7 +22,8 @@ class MoE:
     gated: bool = True
     """False: experts are down(act(up(x)))."""
     scores: str = "softmax"
-    """softmax, sigmoid, sparsemixer (of two experts), as Phi-3.5-MoE was trained, or sqrtsoftplus, as DeepSeek V4."""
+    """softmax, sigmoid, sparsemixer (of two experts), as Phi-3.5-MoE was trained, sqrtsoftplus, as DeepSeek V4, or logits:
+    the best logits are selected, and weights are their sigmoids."""
     table: str = ""
     """The tensor [vocabulary, top_k] with the experts of each token id; "" = the router selects them. Requires sqrtsoftplus."""
     table_rows: int = 0
