@@ -184,7 +184,8 @@ def launches(arch: str) -> list[Launch]:
     joined = [x for x in _record_library(library(arch, joined_attention=True)) if x.arguments.get("JOINED")]
     out += [replace(x, name=f"{x.name} joined") for x in joined if any(f"[{name} " in x.name for name in JOINED)]
     if refuse_dependent_launch(arch) is None:
-        dependent = {x.kernel: x for x in reversed(_record_library(library(arch, dependent_launch=True)))}
+        some = _record_library(library(arch, dependent_launch=True))
+        dependent = {(x.kernel, bool(x.arguments.get("SHARED"))): x for x in reversed(some)}
         out += [replace(x, name=f"{x.name} dependent") for x in dependent.values() if "launch_pdl" in x.options]
     return out
 
@@ -458,6 +459,8 @@ def compile_one(launch: Launch, arch: str) -> Outcome:
     limit = tiles(arch).shared
     if out.shared > limit:
         out.problems.append(f"{out.shared} bytes of shared memory, the device has {limit}")
+    if launch.options.get("launch_pdl") and "prefetch_weight" in launch.kernel.src and "prefetch.global.L2" not in text:
+        out.problems.append("a dependent product that prefetches nothing")
     if launch.options.get("launch_pdl") and (why := find_early_access(text)):
         out.problems.append(why)
     if out.spilled > SPILLED:

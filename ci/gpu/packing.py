@@ -45,6 +45,10 @@ KERNELS: dict[str, tuple[Case | None, tuple[str, ...]]] = {
         Case("llama-8b", dependent=True),
         ("--dtype=bfloat16", '--additional-config={"dependent_launch": true}'),
     ),
+    "llama-8b int4 dependent": (
+        Case("llama-8b", quantization="int4", dependent=True),
+        ("--dtype=bfloat16", "--quantization=int4", '--additional-config={"dependent_launch": true}'),
+    ),
     "qwen3-30b-a3b dependent": (
         Case("qwen3-30b-a3b", 12, dependent=True),
         ("--dtype=bfloat16", '--additional-config={"dependent_launch": true}'),

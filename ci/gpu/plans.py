@@ -110,12 +110,14 @@ def _make_checks(f: PartFactory, least: float, most: float, requests: int, token
 
 
 def _make_dependent(f: PartFactory) -> list[Part]:
-    """Pairs with `measure 8b` and `measure 30b-a3b`. Only NVIDIA's GPUs have such launches, and not all of them."""
+    """Pairs with parts that have no `dependent` in their names. Only NVIDIA's GPUs have such launches, and not all of them."""
     if f.platform != "cuda":
         return []
     dense, experts = Case("llama-8b", dependent=True), Case("qwen3-30b-a3b", 12, dependent=True)
+    codes = Case("llama-8b", quantization="int4", dependent=True)
     return [
         f.make_measure("measure 8b dependent", dense, FEW_STEPS, 15, 50, repeats=3, lead=True),
+        f.make_measure("measure 8b int4 dependent", codes, EXPERTS, 15, 50, repeats=3, lead=True),
         f.make_measure("measure 30b-a3b dependent", experts, EXPERTS, 15, 50, repeats=3, lead=True),
     ]
 

@@ -84,6 +84,13 @@ def test_a_dependent_launch_waits_before_its_first_access_to_memory() -> None:
     (launch,) = compiled.record(lambda: norm.run(compiled.meta(3, 256), compiled.meta(256), eps=1e-6), "norm")
     assert launch.options["launch_pdl"]
     assert compiled.compile_one(launch, "sm_90").problems == []
+    product = next(
+        k for k in compiled.library("sm_90", dependent_launch=True).kernels if (k.op, k.name) == ("linear", "triton")
+    )
+    (fetches,) = compiled.record(lambda: product.run(compiled.meta(3, 256), compiled.meta(128, 256)), "product")
+    assert compiled.compile_one(fetches, "sm_90").problems == []
+    idle = compiled.Launch("idle", fetches.kernel, fetches.arguments | {"DEPENDENT": False}, fetches.options)
+    assert "a dependent product that prefetches nothing" in compiled.compile_one(idle, "sm_90").problems
     never = compiled.Launch("never", launch.kernel, launch.arguments | {"DEPENDENT": False}, launch.options)
     assert compiled.compile_one(never, "sm_90").problems == ["a dependent launch without griddepcontrol.wait"]
     late = "ld.param.b64 %rd1;\nld.global.v4.b32 {%r1}, [%rd1];\ngriddepcontrol.wait;\n"

@@ -17,8 +17,8 @@ FIRST = [
     "measure 8b int4", "measure 30b-a3b", "measure 8b fp8",
 ]  # fmt: skip
 SECOND = [
-    "measure 8b dependent", "measure 30b-a3b dependent", "measure 8b joined", "measure 8b int4 scaled", "measure 8b variant",
-    "products", "ncu", "measure gpt-oss", "sanitizer", "starts 1b",
+    "measure 8b dependent", "measure 8b int4 dependent", "measure 30b-a3b dependent", "measure 8b joined",
+    "measure 8b int4 scaled", "measure 8b variant", "products", "ncu", "measure gpt-oss", "sanitizer", "starts 1b",
 ]  # fmt: skip
 LONG = [
     "smoke", "rows", "checks", "kit exact attention", "kit exact linear", "kit no split k", "measure 1b", "measure 8b",
@@ -36,6 +36,7 @@ def test_twelve_minutes_are_two_commands_in_order_of_value(tmp_path: Path) -> No
     assert {p.name for p in made.values() if p.lead} == {
         "attention tiles",
         "measure 8b dependent",
+        "measure 8b int4 dependent",
         "measure 30b-a3b dependent",
         "measure 8b joined",
         "products",
@@ -61,7 +62,8 @@ def test_the_quick_plan_has_the_sizes_of_its_page(tmp_path: Path) -> None:
     plain, scaled = (made[f"measure 8b int4{more}"].wanted for more in ("", " scaled"))
     assert scaled == tuple(name.replace("int4:", "int4 scaled:") for name in plain)  # a pair of figures each
     moe = "qwen3-30b-a3b 12/48 layers"
-    for model, label, way in (("8b", "llama-8b", "dependent"), ("30b-a3b", moe, "dependent"), ("8b", "llama-8b", "joined")):
+    pairs = [("8b", "llama-8b"), ("30b-a3b", moe), ("8b int4", "llama-8b int4")]
+    for (model, label), way in (*((pair, "dependent") for pair in pairs), (pairs[0], "joined")):
         pair = {name.replace(f"{label} {way}:", f"{label}:") for name in made[f"measure {model} {way}"].wanted}
         assert pair <= set(made[f"measure {model}"].wanted), model
         assert f"--{way}" in made[f"measure {model} {way}"].words

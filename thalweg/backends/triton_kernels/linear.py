@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thalweg.backends.triton_kernels.dependent import declare_dependence, wait_for_launches
+from thalweg.backends.triton_kernels.dependent import declare_dependence, prefetch_weight, wait_for_launches
 from thalweg.backends.triton_kernels.tiles import TileSizes
 from thalweg.hal.op import Kernel
 
@@ -23,9 +23,10 @@ def _product(
 ):  # fmt: skip
     """M x N of x [rows, width] @ weight [cols, width].T. Programs that share columns are neighbours, so that a tile of the
     weight is read from memory once."""
-    wait_for_launches(DEPENDENT)
     i = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     j = (tl.program_id(1) * N + tl.arange(0, N)).to(tl.int64)
+    prefetch_weight(weight, tl.minimum(j, cols - 1) * w_row, 0, width, DEPENDENT)
+    wait_for_launches(DEPENDENT)
     k = tl.arange(0, K)
     x_at = x + i[:, None] * x_row + k[None, :]
     w_at = weight + j[:, None] * w_row + k[None, :]

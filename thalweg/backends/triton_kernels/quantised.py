@@ -26,7 +26,7 @@ from torch import Tensor
 
 from thalweg.backends.triton_kernels import codes, fours
 from thalweg.backends.triton_kernels.codes import to_e8m0, without_negative_zero
-from thalweg.backends.triton_kernels.dependent import declare_dependence, wait_for_launches
+from thalweg.backends.triton_kernels.dependent import declare_dependence, prefetch_weight, wait_for_launches
 from thalweg.backends.triton_kernels.fours import SUMMED, each
 from thalweg.backends.triton_kernels.linear import DTYPES
 from thalweg.backends.triton_kernels.tiles import FOURS, ProductTile, TileSizes
@@ -135,9 +135,11 @@ def product(
     """M x N of x [rows, width] (SCALED: codes, times x_scales [rows]) @ weight.T + bias. SLICE: inputs of a separate sum, 0 =
     all. SHARED: a slice for each program of the grid's third axis, through parts float32 [slices, tiles, N, M] and done int32
     [tiles], which counts the finished slices and is zero before and after. There is one tile of rows."""
-    wait_for_launches(DEPENDENT)
     i = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     j = (tl.program_id(1) * N + tl.arange(0, N)).to(tl.int64)
+    begin = tl.program_id(2) * (SLICE // 4) if SHARED else 0  # words of four codes
+    prefetch_weight(weight, tl.minimum(j, cols - 1) * w_row, begin, w_row, DEPENDENT)
+    wait_for_launches(DEPENDENT)
     i_ok, j_ok = i < rows, j < cols
     kind = out.dtype.element_ty
     if SHARED:
