@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional
 
 from thalweg.hal.comm import Mesh
-from thalweg.hal.ops.activation import activate
 from thalweg.hal.parts.frames import Frames
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
 from thalweg.models.context import Context
+from thalweg.models.vision.activation import activate_clip
 from thalweg.models.vision.conformer import BoundParts
 from thalweg.models.vision.transcript import build_transcriber
 from thalweg.quantization.online import DENSE_FORMATS
@@ -102,7 +102,7 @@ class FastConformer:
 
     def _feed_forward(self, at: str, p: Parts, x: Array) -> Array:
         x = self._parts.linear(f"{at}/up", p["up"], self._parts.norm(f"{at}/norm", p["norm"], x))
-        return self._parts.linear(f"{at}/down", p["down"], activate(x, self.spec.act))
+        return self._parts.linear(f"{at}/down", p["down"], activate_clip(x, self.spec.act))
 
     def _attend(self, at: str, p: Parts, x: Array, places: Array) -> Array:
         """Scores are (q + content) k + (q + place) r, with r of the distance from query to key."""
@@ -125,4 +125,4 @@ class FastConformer:
         x = functional.glu(self._parts.linear(f"{at}/up", p["up"], x), -1).T
         x = functional.conv1d(x[None], depth["kernel"], depth.get("bias"), padding=(s.kernel - 1) // 2, groups=s.hidden)
         x = functional.batch_norm(x, batch["mean"], batch["var"], batch["weight"], batch["bias"])
-        return self._parts.linear(f"{at}/down", p["down"], activate(x, s.act)[0].T.contiguous())
+        return self._parts.linear(f"{at}/down", p["down"], activate_clip(x, s.act)[0].T.contiguous())

@@ -11,11 +11,11 @@ import torch
 from torch.nn import functional
 
 from thalweg.hal.comm import Mesh
-from thalweg.hal.ops.activation import activate
 from thalweg.hal.parts.frames import Frames
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
 from thalweg.models.context import Context
+from thalweg.models.vision.activation import activate_clip
 from thalweg.models.vision.conformer import BoundParts
 from thalweg.models.vision.transcript import build_transcriber
 from thalweg.quantization.online import DENSE_FORMATS
@@ -75,7 +75,7 @@ class Wav2VecEncoder:
                 x = functional.layer_norm(x.mT, x.shape[1:2], p["norm"]["scale"], p["norm"]["shift"], EPS).mT
             elif not i:
                 x = functional.group_norm(x, x.shape[1], p["norm"]["scale"], p["norm"]["shift"], EPS)
-            x = activate(x, s.conv_act)
+            x = activate_clip(x, s.conv_act)
         x = x[0].T.contiguous()
         if s.enter_normed:
             p = params["entering"]
@@ -98,7 +98,7 @@ class Wav2VecEncoder:
             x = x[..., :-1] if s.taps % 2 == 0 else x
             if s.form == "stack":
                 x = functional.layer_norm(x.mT, x.shape[1:2], eps=EPS).mT
-            x = activate(x, self.spec.conv_act)
+            x = activate_clip(x, self.spec.conv_act)
         return x[0].T
 
     def _layer(self, at: str, p: Parts, x: Array, far: Array | None) -> Array:
@@ -109,7 +109,9 @@ class Wav2VecEncoder:
         return self._parts.norm(f"{at}/norm2", p["norm2"], x + self._feed_forward(at, p, x))
 
     def _feed_forward(self, at: str, p: Parts, x: Array) -> Array:
-        return self._parts.linear(f"{at}/down", p["down"], activate(self._parts.linear(f"{at}/up", p["up"], x), self.spec.act))
+        return self._parts.linear(
+            f"{at}/down", p["down"], activate_clip(self._parts.linear(f"{at}/up", p["up"], x), self.spec.act)
+        )
 
     def _attend(self, at: str, p: Parts, x: Array, far: Array | None) -> Array:
         n, heads = len(x), self.spec.heads
