@@ -147,7 +147,7 @@ def build(
     with tempfile.TemporaryDirectory() as scratch:
         known = [name for name, flags in flags_of.items() if _accepts(cxx, flags, Path(scratch))]
         jobs = {f"kernels_{name}": flags_of[name] for name in known} | {
-            n: [] for n in ("kernels_portable", "arena", "digest", "experts", "lora", "pack", "pool", "ranks")
+            n: [] for n in ("kernels_portable", "arena", "digest", "experts", "lora", "pack", "pool", "ranks", "sparse")
         }
         jobs["api"] = [f"-DHAS_{name.upper()}" for name in known]
         sources = {name: SOURCES / f"{name}.cpp" for name in jobs}

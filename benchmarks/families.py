@@ -17,12 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -117,62 +118,57 @@ def write_config(kind: str, architecture: str, folder: Path) -> str | None:
 
 
 def measure(kind: str, architecture: str, given: argparse.Namespace) -> dict[str, Any]:
-    """A row, or {"reason"}."""
+    """A row, or {"reason"}. The process of a family is a fork of this one, which has imported everything."""
+    import thalweg.llm  # noqa: F401
+
     with tempfile.TemporaryDirectory() as folder:
         if reason := write_config(kind, architecture, Path(folder)):
             return {"reason": reason}
-        plan = ["plan", folder, *options(given), "--json"]
-        planned = run_command([sys.executable, "-m", "thalweg", *plan], given.timeout)
-        if isinstance(planned, dict) and planned.get("weights", 0) > given.most_gb * 1e9:
-            return {"reason": f"two layers have {planned['weights'] / 1e9:.1f} GB of weights"}
-        again = [sys.executable, __file__, "--device", given.device, "--dtype", given.dtype, "--threads", str(given.threads)]
-        again += ["--input-len", str(given.input_len), "--rounds", str(given.rounds), "--folder", folder]
-        made = run_command(again, given.timeout)
-    if isinstance(made, dict):
-        return made
-    return {"reason": str(made).strip().splitlines()[-1] if str(made).strip() else "no result"}
-
-
-def options(given: argparse.Namespace) -> list[str]:
-    """Flags of an engine."""
-    return [
-        "--device", given.device, "--dtype", given.dtype, "--max-model-len", "640", "--load-format", "dummy",
-        "--max-num-seqs", "2", "--skip-tokenizer-init",
-    ]  # fmt: skip
-
-
-def run_command(words: Sequence[str], timeout: float) -> Any:
-    """The JSON object in the last line of a command's output (all of its output, if that is one), or what it printed."""
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return f"takes more than {timeout:.0f} s"
-    for text in (done.stdout, (done.stdout.strip().splitlines() or [""])[-1]):
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe(duplex=False)
+        child = context.Process(target=send_row, args=(there, folder, given))
+        child.start()
+        there.close()
+        if not here.poll(given.timeout):
+            child.kill()
+            return {"reason": f"takes more than {given.timeout:.0f} s"}
         try:
-            return json.loads(text)
-        except ValueError:
-            continue
-    return done.stdout + done.stderr
+            row: dict[str, Any] = here.recv()
+        except EOFError:
+            row = {"reason": "its process ended without a result"}
+        child.join()
+        return row
+
+
+def send_row(to: Connection, folder: str, given: argparse.Namespace) -> None:
+    try:
+        to.send(measure_here(folder, given))
+    except Exception as e:  # whatever a model raises
+        to.send({"reason": f"{type(e).__name__}: {e}"})
 
 
 # ---------------------------------------------------------------------------------------------- in the process of a family
 
 
 def measure_here(folder: str, given: argparse.Namespace) -> dict[str, Any]:
-    """The row of the model in this folder."""
+    """The row of the model in this folder, or {"reason"}."""
     from thalweg import LLM
     from thalweg.bench import by_op
     from thalweg.bench.common import random_prompts
     from thalweg.checkpoint.spelling import canonical_config
+    from thalweg.hal.kv import BYTES
     from thalweg.models import registry
-    from thalweg.models.sizes import step_work
+    from thalweg.models.sizes import parameters, step_work, values
     from thalweg.quantization import registry as formats
 
+    config = canonical_config(json.loads((Path(folder) / "config.json").read_text()))
+    spec = registry.family(config)(config)
+    if (size := sum(map(values, parameters(spec))) * BYTES[given.dtype]) > given.most_gb * 1e9:
+        return {"reason": f"two layers have {size / 1e9:.1f} GB of weights"}
     llm = LLM(
         folder, device=given.device, dtype=given.dtype, max_model_len=640, load_format="dummy", max_num_seqs=2,
         skip_tokenizer_init=True,
     )  # fmt: skip
-    config = canonical_config(json.loads((Path(folder) / "config.json").read_text()))
     clock = time.process_time if given.threads == 1 and given.device == "cpu" else time.perf_counter
     prompts = random_prompts([given.input_len], llm.config.model.vocab, frozenset(), 0)
     multiply = make_product(llm.device, given.dtype)
@@ -183,7 +179,7 @@ def measure_here(folder: str, given: argparse.Namespace) -> dict[str, Any]:
         steps += decode(llm, prompts, given.output_len, clock)
     rates += [multiply(clock), llm.device.read_rate() or 0.0]
     work = step_work(
-        registry.family(config)(config), given.dtype, formats.scheme(config, None), 1, 1,
+        spec, given.dtype, formats.scheme(config, None), 1, 1,
         given.input_len + given.output_len // 2,
     )  # fmt: skip
     seconds = sorted(steps)[len(steps) // 4]
@@ -193,7 +189,7 @@ def measure_here(folder: str, given: argparse.Namespace) -> dict[str, Any]:
         "slower": seconds / (work.bytes / max(rates)),
         "bodies": sorted({line.split("(")[0] for line in plan if " -> reference" in line}),
         "attention": sorted({line for line in plan if "torch-paged" in line})[:1],
-        "functions": list_functions(by_op.measure(llm, prompts, given.output_len)),
+        "functions": list_functions(by_op.measure(llm, prompts, 8)),
     }  # fmt: skip
 
 
@@ -272,12 +268,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--most-gb", type=float, default=3, help="of two layers' weights")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for a family")
     parser.add_argument("--json", type=Path, help="write the rows there too, and skip families that it has")
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     os.environ["OMP_NUM_THREADS"] = str(given.threads)
-    if given.folder:
-        print(json.dumps(measure_here(given.folder, given)))
-        return 0
     families = find_families()
     names = given.only or sorted(families)
     if odd := [name for name in names if name not in families]:

@@ -27,6 +27,9 @@ SPECS = {
     "128": AttnSpec(16, 8, 128, 128**-0.5, "bfloat16"),
     "256-many-heads": AttnSpec(40, 1, 256, 1 / 16, "bfloat16"),
     "512-chunks": AttnSpec(8, 1, 512, 1 / 22, "bfloat16", "chunked", 30),
+    "71-heads": AttnSpec(71, 1, 64, 0.125, "bfloat16"),
+    "120-padded": AttnSpec(4, 2, 120, 0.1, "bfloat16", "window", 21),
+    "56-padded-int8": AttnSpec(4, 2, 56, 0.1, "bfloat16", kv_dtype="int8"),
     "16-sinks": AttnSpec(4, 2, 16, 0.25, "bfloat16", sinks=True),
     "128-int8": AttnSpec(16, 8, 128, 128**-0.5, "bfloat16", kv_dtype="int8"),
     "latent": AttnSpec(12, 1, 576, 0.05, "bfloat16", "latent", latent=512),
@@ -144,7 +147,7 @@ def test_what_it_does_not_run_is_refused_in_words(library: NativeLibrary) -> Non
     for change, why in (
         ({"head_dim": 40}, "multiples of 16"),
         ({"head_dim": 528}, "up to 512"),
-        ({"heads": 65, "kv_heads": 1}, "at most 64"),
+        ({"heads": 97, "kv_heads": 1}, "at most 96"),
         ({"dtype": "float16"}, "not float16"),
         ({"kv_dtype": "float8_e4m3fn"}, "the cache holds bfloat16 or int8"),
         ({"kind": "encoder"}, "not encoder"),

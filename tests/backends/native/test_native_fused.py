@@ -23,6 +23,8 @@ CASES = {
     "no-norms": (AttnSpec(4, 4, 64, 0.125, "bfloat16"), QKPrologue(64)),
     "part-window": (AttnSpec(6, 2, 80, 0.1, "bfloat16", "window", 21), QKPrologue(24, eps=1e-2)),
     "part-int8": (AttnSpec(6, 1, 96, 0.1, "bfloat16", kv_dtype="int8"), QKPrologue(50, eps=1e-6)),
+    "pairs": (AttnSpec(4, 2, 64, 0.125, "bfloat16"), QKPrologue(64, interleaved=True, eps=1e-6)),
+    "pairs-part-int8": (AttnSpec(4, 1, 80, 0.1, "bfloat16", kv_dtype="int8"), QKPrologue(40, interleaved=True)),
     "sinks-int8": (AttnSpec(4, 2, 16, 0.25, "bfloat16", sinks=True, kv_dtype="int8"), QKPrologue(16)),
 }
 MIX = [(1, 1), (37, 1), (129, 1), (45, 20), (64, 64), (70, 2)]
@@ -54,7 +56,8 @@ class Case:
         q, k = self.q, self.k
         if self.weights:
             q, k = (self.rows.rms_norm(x, w, eps=self.prologue.eps or 0.0) for x, w in zip((q, k), self.weights, strict=True))
-        q, k = self.rows.rope(q, k, batch.positions, self.table, rotary_dim=self.prologue.rotary_dim)
+        facts = {"rotary_dim": self.prologue.rotary_dim, "interleaved": self.prologue.interleaved}
+        q, k = self.rows.rope(q, k, batch.positions, self.table, **facts)
         return self.backend.attend(q, k, self.v, kv, batch, 0, self.spec, self.sinks)[0]
 
     def at_once(self, kv: torch.Tensor, batch: StepBatch) -> torch.Tensor:
@@ -107,7 +110,7 @@ def test_recorded_it_reads_each_batchs_positions(library: NativeLibrary, name: s
 def test_what_it_does_not_turn_is_refused_in_words_and_what_does_not_fit_is_an_error(library: NativeLibrary) -> None:
     spec, prologue = CASES["norms"]
     backend = NativeAttention(library)
-    assert "side by side" in str(backend.fuses(spec, replace(prologue, interleaved=True)))
+    assert "padded to 128" in str(backend.fuses(replace(spec, head_dim=120), replace(prologue, rotary_dim=120)))
     assert "an even number" in str(backend.fuses(spec, replace(prologue, rotary_dim=31)))
     assert "128 elements, not 130" in str(backend.fuses(spec, replace(prologue, rotary_dim=130)))
     case = Case(library, spec, prologue, 1, 2)

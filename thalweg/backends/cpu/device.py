@@ -246,11 +246,13 @@ def _open_stages(place: Place, library: NativeLibrary | None, missing: str) -> S
 
 def _made_of(library: NativeLibrary) -> tuple[Sequence[Kernel], Sequence[AttentionBackend]]:
     """Kernels and attention that run on the threads of this library."""
-    from thalweg.backends.cpu.native import attention, experts, heads, linear, lora, recurrence, rows, sampling
+    from thalweg.backends.cpu.native import attention, experts, gates, heads, linear, lora, recurrence, rows, sampling, sparse
 
-    compiled = (linear, rows, sampling, experts, heads, lora)
+    compiled = (linear, rows, sampling, experts, heads, lora, gates, sparse)
     native = [k for part in compiled for k in part.kernels(library)]
-    others = (*recurrence.kernels(library), *bookkeeping.KERNELS, *KERNELS)
+    recurrent = recurrence.kernels(library)
+    native += [advancing(k, library, ADVANCES[k.op]) for k in recurrent if k.op not in PARTLY_TORCH]
+    others = (*(k for k in recurrent if k.op in PARTLY_TORCH), *bookkeeping.KERNELS, *KERNELS)
     torch_kernels = [_make_recordable(k, library) for k in others]
     attending = (attention.NativeAttention(library), attention.NativeEncoderAttention(library), *ATTENTION)
     return (*native, *torch_kernels), attending
@@ -258,6 +260,10 @@ def _made_of(library: NativeLibrary) -> tuple[Sequence[Kernel], Sequence[Attenti
 
 ADVANCES = {"causal_conv": 2, "delta_rule": 5, "channel_delta_rule": 5, "selective_scan": 8, "ssd_scan": 7}
 """Ops that go on from a state in place, and which argument holds it."""
+
+
+PARTLY_TORCH = ("ssd_scan",)
+"""Compiled kernels with operations of torch, which are faster as one call of a recorded step."""
 
 
 def _make_recordable(kernel: Kernel, library: NativeLibrary) -> Kernel:

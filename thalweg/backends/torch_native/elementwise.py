@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.hal import ops
 from thalweg.hal.op import Kernel
-from thalweg.hal.ops.activation import activate
+from thalweg.hal.ops.activation import ACTIVATIONS, activate, glu
 from thalweg.hal.step import SCRATCH
 from thalweg.hal.weights import DENSE
 
@@ -44,7 +44,7 @@ def _rope(
 
 def _act_and_mul(x: Tensor, *, act: str = "silu") -> Tensor:
     gate, up = x.chunk(2, -1)
-    return activate(gate, act).mul_(up)
+    return activate(gate, act).mul_(up) if act in ACTIVATIONS else glu(gate, up, act)
 
 
 def _history_write(history: Tensor, slots: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:

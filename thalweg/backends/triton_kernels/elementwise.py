@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.backends.triton_kernels.dependent import declare_dependence, wait_for_launches
 from thalweg.backends.triton_kernels.tiles import TileSizes
 from thalweg.hal.op import Kernel
+from thalweg.hal.ops.activation import ACTIVATIONS
 
 WIDEST = 65536
 """Elements of the longest row a program holds in registers."""
@@ -205,6 +206,11 @@ def _float_dtype(spec) -> str | None:
     return None if dtype in ("float32", "bfloat16", "float16") else f"runs float32, bfloat16 and float16, not {dtype}"
 
 
+def _supports_gate(spec) -> str | None:
+    act = spec.get("act", "silu")
+    return _float_dtype(spec) if act in ACTIVATIONS else f"runs {', '.join(ACTIVATIONS)}, not {act}"
+
+
 def _norm_fits(spec) -> str | None:
     width = spec.get("size", spec.get("hidden", 0))
     return _float_dtype(spec) or (f"rows of {width} are longer than {WIDEST}" if width > WIDEST else None)
@@ -217,5 +223,5 @@ def kernels(t: TileSizes) -> tuple[Kernel, ...]:
         Kernel("rms_norm", "triton", part(rms_norm, t), supports=_norm_fits, batch_invariant=True),
         Kernel("add_rms_norm", "triton", part(add_rms_norm, t), supports=_norm_fits, batch_invariant=True),
         Kernel("rope", "triton", part(rope, t), supports=_float_dtype, batch_invariant=True),
-        Kernel("act_and_mul", "triton", part(act_and_mul, t), supports=_float_dtype, batch_invariant=True),
+        Kernel("act_and_mul", "triton", part(act_and_mul, t), supports=_supports_gate, batch_invariant=True),
     )

@@ -15,9 +15,9 @@ SWIGLU_OAI = "swiglu_oai"
 """Of experts, and of MLPs without a kernel."""
 OAI_ALPHA, OAI_LIMIT = 1.702, 7.0
 CUT = "silu_cut_"
-"""For experts only, and followed by a number: the bound of silu(gate) from above, and of up on both sides (Step 3.5)."""
+"""Followed by a number: the bound of silu(gate) from above, and of up on both sides (Step 3.5)."""
 CLAMP = "silu_clamp_"
-"""For experts only, and followed by a number: the bound of the gate from above, before silu, and of up on both sides (DeepSeek
+"""Followed by a number: the bound of the gate from above, before silu, and of up on both sides (DeepSeek
 V4)."""
 UNGATED = (*ACTIVATIONS, "gelu_quick", "relu", "relu2")
 
@@ -61,11 +61,19 @@ def _gated_sample(act: str) -> Sample:
     return Sample(act, lambda rng: (rng.normal(size=(5, 96)).astype(np.float16),), {"act": act})
 
 
-@op(samples=[_gated_sample(a) for a in ACTIVATIONS], tolerances={"float32": 1e-6, "bfloat16": 1e-2})
+def is_gate(act: str) -> bool:
+    """Is this an act of `act_and_mul`?"""
+    return act in ACTIVATIONS or act.startswith((CLAMP, CUT))
+
+
+@op(
+    samples=[_gated_sample(a) for a in (*ACTIVATIONS, f"{CLAMP}0.75", f"{CUT}0.5")],
+    tolerances={"float32": 1e-6, "bfloat16": 1e-2},
+)
 def act_and_mul(x: Tensor, *, act: str = "silu") -> Tensor:
-    """act(first half) * second half: x [..., 2F] -> [..., F]. act: silu, gelu or gelu_tanh."""
+    """act(first half) * second half: x [..., 2F] -> [..., F]. act: silu, gelu, gelu_tanh, or silu with a bound (CLAMP, CUT)."""
     gate, up = x.chunk(2, -1)
-    return activate(gate, act) * up
+    return glu(gate, up, act)
 
 
 @op(samples=[_gated_sample(a) for a in UNGATED], tolerances={"float32": 1e-6, "bfloat16": 1e-2})

@@ -22,7 +22,16 @@ def _pool_sample(name: str, overlaps: bool) -> Sample:
     return Sample(name, make, {"overlaps": overlaps})
 
 
-@op(samples=[_pool_sample("3", False), _pool_sample("3-and-3", True)], tolerances={"float32": 1e-6, "bfloat16": 1e-2})
+def _wide_pool_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """More values than a vector holds, and more tokens than a block."""
+    held, bias = rng.normal(size=(6, 4, 80)).astype(np.float16), rng.normal(size=(7, 40)).astype(np.float32)
+    return held, _TABLE, np.array([0, 1], np.int32), np.array([11, 6], np.int32), bias
+
+
+@op(
+    samples=[_pool_sample("3", False), _pool_sample("3-and-3", True), Sample("7-wide", _wide_pool_sample, {"overlaps": False})],
+    tolerances={"float32": 1e-6, "bfloat16": 1e-2},
+)
 def pool_windows(held: Tensor, table: Tensor, seq: Tensor, ends: Tensor, bias: Tensor, *, overlaps: bool) -> Tensor:
     """One entry for each of N windows of R tokens: held [blocks, n, W], the rows of a sequence's tokens, values and then gates,
     table i32[S, B], seq i32[N], ends i32[N], the position of each window's last token (-1: the result is zeros), bias
@@ -69,7 +78,20 @@ def _attend_sample(name: str, entries: int) -> Sample:
     return Sample(name, make, {"scale": 0.25, "window": 5})
 
 
-@op(samples=[_attend_sample("5-and-3", 3), _attend_sample("5", 0)], tolerances={"float32": 1e-5, "bfloat16": 1e-2})
+def _long_attend_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    q, sinks = rng.normal(size=(3, 50, 32)).astype(np.float16), rng.normal(size=50).astype(np.float32)
+    held, others = (rng.normal(size=(30, n, 32)).astype(np.float16) for n in (16, 8))
+    chosen = np.stack([rng.permutation(100)[:70] for _ in range(3)]).astype(np.int32)
+    chosen[1, 11:] = -1
+    table, seq = rng.permutation(28).astype(np.int32).reshape(2, 14), np.array([0, 1, 1], np.int32)
+    return q, held, table, seq, np.array([220, 130, 20], np.int32), sinks, others, table[:, ::-1].copy(), chosen
+
+
+@op(
+    samples=[_attend_sample("5-and-3", 3), _attend_sample("5", 0),
+             Sample("100-and-70", _long_attend_sample, {"scale": 32**-0.5, "window": 100})],
+    tolerances={"float32": 1e-5, "bfloat16": 1e-2},
+)  # fmt: skip
 def compressed_attention(
     q: Tensor, held: Tensor, table: Tensor, seq: Tensor, positions: Tensor, sinks: Tensor, entries: Tensor, entry_table: Tensor,
     chosen: Tensor, *, scale: float, window: int,

@@ -71,6 +71,7 @@ def cross_weights(q: Tensor, keys: Tensor, table: Tensor, token_seq: Tensor, *, 
         _attend_sample("prompts", 2, 33, 32, (4, 1, 19)),
         _attend_sample("lengths", 2, 9, 16, (3, 1, 18), (1, 9, 2, 4, 0, 5, 7)),
         _attend_sample("groups", 2, 12, 16, (2, 1), (12, 0, 3), 3),
+        _attend_sample("long", 2, 300, 64, (1, 2)),
     ],
     tolerances={"float32": 1e-5, "bfloat16": 1e-2},
 )

@@ -48,7 +48,19 @@ def _top_sample(name: str, heads: int, top: int) -> Sample:
     return Sample(name, make, {"top": top})
 
 
-@op(samples=[_top_sample("5-by-8", 8, 5), _top_sample("3-by-2", 2, 3)], tolerances={"float32": 0, "bfloat16": 0})
+def _long_top_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """Keys that are equal, as those of padding are: of equal scores the earlier counts."""
+    q, held = rng.normal(size=(5, 6, 48)), rng.normal(size=(90, 16, 48))
+    held[1::2] = held[0]
+    table = rng.permutation(88).astype(np.int32).reshape(2, 44)
+    seq, positions = np.array([0, 0, 1, 1, 1], np.int32), np.array([703, 511, 512, 700, 0], np.int32)
+    return q.astype(np.float16), rng.normal(size=(5, 6)).astype(np.float32), held.astype(np.float16), table, seq, positions
+
+
+@op(
+    samples=[_top_sample("5-by-8", 8, 5), _top_sample("3-by-2", 2, 3), Sample("200-of-704", _long_top_sample, {"top": 200})],
+    tolerances={"float32": 0, "bfloat16": 0},
+)
 def index_top(q: Tensor, weights: Tensor, held: Tensor, table: Tensor, seq: Tensor, positions: Tensor, *, top: int) -> Tensor:
     """Which tokens each of N tokens reads: q [N, H, D], weights f32[N, H], held [blocks, n, D], table i32[S, B], seq and
     positions i32[N] -> i32[N, top], the `top` positions up to its own with the largest scores, largest first, of equal ones
@@ -80,7 +92,20 @@ def _attend_sample(name: str, heads: int, dim: int, latent: int) -> Sample:
     return Sample(name, make, {"scale": dim**-0.5, "latent": latent})
 
 
-@op(samples=[_attend_sample("24-of-32", 3, 32, 24)], tolerances={"float32": 1e-5, "bfloat16": 1e-2})
+def _long_attend_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """More keys than kernels read at once, heads that they divide, and gaps in the list."""
+    q, held = rng.normal(size=(3, 50, 48)), rng.normal(size=(30, 16, 48))
+    chosen = np.stack([rng.permutation(224)[:200] for _ in range(3)]).astype(np.int32)
+    chosen[1, 77:], chosen[2, ::3] = -1, -1
+    table = rng.permutation(28).astype(np.int32).reshape(2, 14)
+    return q.astype(np.float16), held.astype(np.float16), table, np.array([0, 1, 1], np.int32), chosen
+
+
+@op(
+    samples=[_attend_sample("24-of-32", 3, 32, 24),
+             Sample("32-of-48-long", _long_attend_sample, {"scale": 48**-0.5, "latent": 32})],
+    tolerances={"float32": 1e-5, "bfloat16": 1e-2},
+)  # fmt: skip
 def chosen_attention(
     q: Tensor, held: Tensor, table: Tensor, seq: Tensor, chosen: Tensor, *, scale: float, latent: int
 ) -> Tensor:
@@ -109,8 +134,18 @@ def _blocks_sample(name: str, heads: int, **static: int) -> Sample:
     return Sample(name, make, static)
 
 
+def _long_blocks_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    q, held, table = rng.normal(size=(3, 2, 32)), rng.normal(size=(90, 16, 32)), rng.permutation(88).astype(np.int32)
+    seq, positions = np.array([0, 1, 1], np.int32), np.array([703, 640, 31], np.int32)
+    return q.astype(np.float16), held.astype(np.float16), table.reshape(2, 44), seq, positions
+
+
 @op(
-    samples=[_blocks_sample("3-of-2", 2, top=3, size=2, local=1), _blocks_sample("2-of-3", 1, top=2, size=3, local=0)],
+    samples=[
+        _blocks_sample("3-of-2", 2, top=3, size=2, local=1),
+        _blocks_sample("2-of-3", 1, top=2, size=3, local=0),
+        Sample("8-of-22", _long_blocks_sample, {"top": 8, "size": 32, "local": 2}),
+    ],
     tolerances={"float32": 0, "bfloat16": 0},
 )
 def block_top(
@@ -145,7 +180,19 @@ def _read_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     return *(x.astype(np.float16) for x in (q, keys, values)), _TABLE, seq, positions, chosen
 
 
-@op(samples=[Sample("2-blocks-of-3", _read_sample, {"scale": 0.25, "size": 3})], tolerances={"float32": 1e-5, "bfloat16": 1e-2})
+def _long_read_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    q, keys, values = rng.normal(size=(3, 8, 32)), rng.normal(size=(30, 16, 2, 32)), rng.normal(size=(30, 16, 2, 32))
+    chosen = np.stack([rng.permutation(6)[:5] for _ in range(6)]).astype(np.int32).reshape(3, 2, 5)
+    chosen[0, 1, 2:] = -1
+    table, seq = rng.permutation(28).astype(np.int32).reshape(2, 14), np.array([0, 1, 1], np.int32)
+    return *(x.astype(np.float16) for x in (q, keys, values)), table, seq, np.array([223, 200, 190], np.int32), chosen
+
+
+@op(
+    samples=[Sample("2-blocks-of-3", _read_sample, {"scale": 0.25, "size": 3}),
+             Sample("5-blocks-of-32", _long_read_sample, {"scale": 32**-0.5, "size": 32})],
+    tolerances={"float32": 1e-5, "bfloat16": 1e-2},
+)  # fmt: skip
 def block_attention(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, seq: Tensor, positions: Tensor, chosen: Tensor, *, scale: float,
     size: int,

@@ -25,6 +25,7 @@ ROWS: Mapping[str, tuple[int, ...]] = {
     "head_linear": (0,), "delta_gates": (0, 1), "gated_rms_norm": (0, 1), "sigmoid_mul": (0, 1), "gated_group_norm": (0, 1),
     "channel_delta_gates": (0, 1), "index_top": (0, 1, 4, 5), "chosen_attention": (0, 3, 4),
     "block_top": (0, 3, 4), "block_attention": (0, 4, 5, 6),
+    "compressed_attention": (0, 3, 4, 8), "hyper_weights": (0,), "cross_attention": (0, 4, 5),
 }  # fmt: skip
 """Arguments with one row per token or sequence, for ops with such a result."""
 

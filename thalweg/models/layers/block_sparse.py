@@ -70,7 +70,7 @@ class BlockIndexer:
         )  # fmt: skip
         if attn.top:  # else its weights are read, and nothing is computed with them
             self._write = ctx.bind(ops.index_write, size=spec.index_dim)
-            self._top = ctx.bind(ops.block_top, top=spec.top, size=spec.block, local=spec.local)
+            self._top = ctx.bind(ops.block_top, top=spec.top, size=spec.block, local=spec.local, dim=spec.index_dim)
         shape = (1, ctx.block_tokens, spec.index_dim)
         self.layout = KVLayout(shape, ctx.dtype, f"index/{ctx.dtype}/{'x'.join(map(str, shape))}")
         self.specs: dict[str, Any] = {

@@ -73,7 +73,7 @@ class WindowPooling:
         (self.layout,) = self.spec.parts(ctx.block_tokens)
         self._down = Linear(ctx, weights["down"])
         self._write = ctx.bind(ops.index_write, size=sum(spec.outputs))
-        self._pool = ctx.bind(ops.pool_windows, overlaps=spec.overlaps)
+        self._pool = ctx.bind(ops.pool_windows, overlaps=spec.overlaps, rate=spec.rate)
         self._rotary = spec.rope.dim
         self._rope = _bind_rope(ctx, spec.rope, 1 if spec.index_dim else 0, 1)
         self.specs: dict[str, Any] = {"down": self._down.specs}

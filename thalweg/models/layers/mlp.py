@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thalweg.hal import ops
-from thalweg.hal.ops.activation import ACTIVATIONS, CLAMP, CUT, glu
+from thalweg.hal.ops.activation import CLAMP, CUT, glu, is_gate
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow
@@ -24,8 +24,8 @@ class GatedMLP:
         self._in, self._scale = Linear(ctx, weights["gate_up"]), spec.gate_scale
         act = f"{CUT}{spec.cut:g}" if spec.cut else f"{CLAMP}{spec.clamp:g}" if spec.clamp else spec.act
         self._act: Any = partial(_activate, act)
-        if act in ACTIVATIONS:
-            self._act = ctx.bind(ops.act_and_mul, act=spec.act, size=self._in.outputs[0])
+        if is_gate(act):
+            self._act = ctx.bind(ops.act_and_mul, act=act, size=self._in.outputs[0])
         self._out = RowLinear(ctx, weights["down"])
         self.specs = {"gate_up": self._in.specs, "down": self._out.specs}
 

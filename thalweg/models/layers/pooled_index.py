@@ -32,7 +32,7 @@ class IndexPooling:
         self._k, self._gate = Linear(ctx, weights["k"]), Product(ctx, weights["gate"]["weight"])
         self._norm = build_norm(ctx, spec.norm, weights["norm"])
         self._write = ctx.bind(ops.index_write, size=2 * spec.dim)
-        self._pool = ctx.bind(ops.pool_windows, overlaps=False)
+        self._pool = ctx.bind(ops.pool_windows, overlaps=False, rate=spec.rate)
         self.specs: dict[str, Any] = {
             "k": self._k.specs, "gate": {"weight": self._gate.spec}, "norm": self._norm.specs,
             "bias": {"weight": ParamSpec(weights["bias"]["weight"], "float32")},

@@ -35,7 +35,7 @@ class PooledKeys:
         self._k = Linear(ctx, weights["k"])
         self._norm = RMSNorm(ctx, declared.Norm("", spec.dim, spec.eps, 1.0), weights["norm"])
         self._write = ctx.bind(ops.index_write, size=spec.row)
-        self._pool = ctx.bind(ops.pool_windows, overlaps=False)
+        self._pool = ctx.bind(ops.pool_windows, overlaps=False, rate=spec.rate)
         self._rope = ctx.bind(
             ops.rope, rotary_dim=spec.rope.dim, interleaved=spec.rope.interleaved, heads=1, kv_heads=1, head_dim=spec.dim
         )

@@ -80,6 +80,9 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_lora_add": (None, (_P, _I, _P, _P, _L, _L, _P, _P, _L, _P, _P, _P, _P, _L, _L)),
     "thalweg_lora_rescale": (None, (_P, _I, _P, _P, _P, _L, _L)),
     "thalweg_lora_experts": (None, (_P, _P, _P, _L, _L, _I, _I, _P, _L, _P, _P, _L, _P, _P, _P, _P, _P, _P, _P, _L)),
+    "thalweg_layer_norm": (None, (_P, _I, _P, _L, _L, _P, _P, _F, _F, _P)),
+    "thalweg_sigmoid_gate": (None, (_P, _I, _P, _L, _L, _L, _L, _P, _L, _L, _P)),
+    **{f"thalweg_{name}": (None, (_P, _P)) for name in ("decays", "read_chosen", "choose", "pool", "hyper")},
     "thalweg_ranks_bytes": (_L, (_I, _L)),
     "thalweg_ranks_open": (_P, (_I, _I, _I, _L, _P)),
     "thalweg_ranks_number": (_L, (_P,)),
@@ -92,11 +95,12 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
 REPLAYED = (
     "linear", "attend", "norm", "gate", "turn", "best", "largest", "gather", "draw", "logprobs", "penalties", "experts",
     "route", "gated_norm", "heads", "group_norm", "all_reduce", "all_gather", "lora_rows", "lora_add",
-    "lora_rescale", "lora_experts",
+    "lora_rescale", "lora_experts", "layer_norm", "sigmoid_gate", "decays", "read_chosen", "choose", "pool", "hyper",
+    "delta", "conv", "scan",
 )  # fmt: skip
 """Functions that make up a step, which `thalweg_replay` calls again from a list. They are numbered as there."""
-OTHERS = ("delta", "conv", "ssd", "scan")
-"""More functions that make up a step."""
+OPAQUE = ("ssd",)
+"""More functions that make up a step. They are called within calls that are recorded as a whole."""
 WEIGHTED = ("linear", "largest", "heads")
 """Functions with a packed weight as the first argument."""
 WORDS = 20
@@ -155,7 +159,7 @@ class NativeLibrary:
         function: Callable[..., Any] = getattr(self.functions, f"thalweg_{name}")
         if name in REPLAYED:
             return self._record_calls(name, function)
-        return self._time_calls(name, function) if name in OTHERS else function
+        return self._time_calls(name, function) if name in OPAQUE else function
 
     def _record_calls(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         number, kinds, run = REPLAYED.index(name), _SIGNATURES[f"thalweg_{name}"][1][1:], self._time_calls(name, function)

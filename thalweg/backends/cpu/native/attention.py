@@ -18,8 +18,10 @@ from thalweg.hal.kv import KVLayout, kept_width
 from thalweg.hal.parts.spans import Spans
 from thalweg.hal.step import SCRATCH, StepBatch
 
-ROWS, MOST_ROWS, MOST_DIM, MOST_LATENT = 48, 64, 512, 640
+ROWS, MOST_ROWS, MOST_DIM, MOST_LATENT = 48, 96, 512, 640
 """Rows (query tokens x query heads of a KV head) of one task. The others are limits of attention.inc, the last for latents."""
+UNIT, LEAST_USED = 16, (7, 8)
+"""Elements of a head are padded with zeros to a multiple of the first, where at least this part of them is used."""
 LEAST_HEADS = 6
 """Heads of a task of latent attention, if it has more: each task reads the keys again."""
 BLOCK = 16
@@ -34,7 +36,7 @@ class _Job(ctypes.Structure):
 
     _fields_ = (
         *((n, _L) for n in ("type", "rounds", "heads", "kv_heads", "dim", "size", "tokens", "seqs", "columns", "window",
-                            "chunk", "q_stride", "k_stride", "v_stride", "block_bytes", "latent", "both", "rotary")),
+                            "chunk", "q_stride", "k_stride", "v_stride", "block_bytes", "latent", "both", "rotary", "pairs")),
         ("scale", _F), ("softcap", _F), ("eps", _F), ("offset", _F),
         *((n, _P) for n in ("table", "token_seq", "positions", "slots", "context", "query", "first", "tasks")),
         ("task_count", _L), ("per_task", _L),
@@ -68,8 +70,9 @@ class NativeAttention(AttentionBackend):
             return f"the cache holds {spec.dtype} or int8, not {spec.kv_dtype}"
         if spec.kind == "latent":
             return _refuses_latent(spec)
-        if spec.head_dim % 16 or spec.head_dim > MOST_DIM:
-            return f"heads are multiples of 16 up to {MOST_DIM}, not {spec.head_dim}"
+        wide = _round_up(spec.head_dim)
+        if LEAST_USED[1] * spec.head_dim < LEAST_USED[0] * wide or wide > MOST_DIM:
+            return f"heads are multiples of {UNIT} up to {MOST_DIM}, or little less, not {spec.head_dim}"
         if spec.heads % spec.kv_heads or spec.heads // spec.kv_heads > MOST_ROWS:
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly, at most {MOST_ROWS} each"
         return None
@@ -83,7 +86,7 @@ class NativeAttention(AttentionBackend):
         if block_tokens % per:
             need = f"compiled attention needs a multiple of {per} for a cache in {dtype}; choose 16"
             raise DeviceError(f"block_size: {block_tokens}: {need}")
-        shape = (2, spec.kv_heads, block_tokens, kept_width(spec.head_dim, dtype))
+        shape = (2, spec.kv_heads, block_tokens, kept_width(_round_up(spec.head_dim), dtype))
         fours = dtype == "int8" and spec.dtype == "bfloat16" and self._library.level in CODED
         name = f"kv-head-{'fours' if fours else 'units'}/{dtype}/{'x'.join(map(str, shape))}"
         return KVLayout(shape, dtype, name, apart=True)
@@ -92,13 +95,18 @@ class NativeAttention(AttentionBackend):
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        return self._run(q, k, v, kv, batch, group, spec, sinks)
+        more = _round_up(spec.head_dim) - spec.head_dim
+        if not more or spec.kind == "latent":
+            return self._run(q, k, v, kv, batch, group, spec, sinks)
+        q, k, v = (torch.nn.functional.pad(x, (0, more)) for x in (q, k, v))  # zeros change neither scores nor values
+        out, kv = self._run(q, k, v, kv, batch, group, replace(spec, head_dim=spec.head_dim + more), sinks)
+        return out[..., : spec.head_dim], kv
 
     def fuses(self, spec: AttnSpec, prologue: QKPrologue) -> str | None:
         if spec.kind == "latent":
             return "latent keys come normed and rotated"
-        if prologue.interleaved:
-            return "pairs lie half a head apart, not side by side"
+        if spec.head_dim % UNIT:
+            return f"heads of {spec.head_dim} are padded to {_round_up(spec.head_dim)} after norms and rotation"
         if prologue.rotary_dim % 2 or not 0 < prologue.rotary_dim <= spec.head_dim:
             return f"turns an even number of a head's {spec.head_dim} elements, not {prologue.rotary_dim}"
         return None
@@ -147,6 +155,7 @@ class NativeAttention(AttentionBackend):
         job.rotary, job.eps, job.offset = (
             (prologue.rotary_dim, prologue.eps or 0.0, prologue.offset) if prologue else (0, 0.0, 0.0)
         )
+        job.pairs = int(prologue is not None and prologue.interleaved)
         job.cos_sin = None if cos_sin is None else cos_sin.data_ptr()
         job.q_weight, job.k_weight = (w.data_ptr() for w in weights) if weights else (None, None)
         if self._library.tape is not None:  # layers share a job, which each fills in again: a tape needs one of each
@@ -228,6 +237,10 @@ def _room(batch: StepBatch, spec: AttnSpec) -> tuple[Tensor, Tensor]:
         table[s, : live[s]] = np.arange(first[s], first[s] + live[s])
     shape = (1 + int(live.sum()), 2, spec.kv_heads, BLOCK, spec.head_dim)
     return torch.empty(shape, dtype=getattr(torch, spec.dtype)), torch.from_numpy(table)
+
+
+def _round_up(head_dim: int) -> int:
+    return -(-head_dim // UNIT) * UNIT
 
 
 def _refuses_latent(spec: AttnSpec) -> str | None:

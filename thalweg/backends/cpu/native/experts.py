@@ -15,13 +15,20 @@ from torch import Tensor
 
 from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.backends.cpu.native.linear import NAMES, PANEL, TYPES, NativeLinear, PackedWeight, form_of
-from thalweg.backends.cpu.native.rows import ACTS, UNGATED
+from thalweg.backends.cpu.native.rows import ACTS, BOUNDED, UNGATED, gate_code
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.activation import SWIGLU_OAI
 from thalweg.hal.weights import ONCE, QTensor, WeightFormat
 
-GATES = {**ACTS, SWIGLU_OAI: 3}
-"""Codes of experts' gates. Only experts have 3."""
+SWIGLU = 3
+"""Code of a gate that only experts have."""
+
+
+def _code(act: str, gated: bool) -> int | None:
+    """Number of an act of experts in compiled code. None: it has none."""
+    if not gated:
+        return UNGATED.get(act)
+    return SWIGLU if act == SWIGLU_OAI else gate_code(act)
 
 
 def _form(format: WeightFormat) -> str | None:
@@ -31,9 +38,9 @@ def _form(format: WeightFormat) -> str | None:
 
 
 def _runs(spec: Mapping[str, Any]) -> str | None:
-    act, known = spec.get("act", "silu"), GATES if spec.get("gated", True) else UNGATED
-    if act not in known:
-        return f"runs {', '.join(known)}, not {act}"
+    act, gated = spec.get("act", "silu"), spec.get("gated", True)
+    if _code(act, gated) is None:
+        return f"runs {', '.join((*ACTS, *BOUNDED, SWIGLU_OAI) if gated else UNGATED)}, not {act}"
     if spec.get("down_biased"):
         return "adds no biases of down projections"
     if spec["dtype"] not in NAMES:
@@ -102,7 +109,7 @@ class NativeExperts:
         """group, down_group: those that the weights were packed for."""
         x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
         tokens, inner = len(x), down.shape[1]
-        between, code = (2 * inner, GATES[act]) if gated else (inner, UNGATED[act])
+        between, code = 2 * inner if gated else inner, _code(act, gated)
         _check_sizes(x, ids, weights, gate_up, down, experts, between)
         if bias is not None and (bias.dtype != x.dtype or bias.numel() != experts * 2 * inner):
             raise ValueError(f"experts: a bias of {bias.dtype} {list(bias.shape)} does not fit {experts} experts of {inner}")
@@ -135,8 +142,8 @@ class NativeExperts:
         out = torch.empty(x.shape, dtype=x.dtype)
         if tokens:
             self._adapted(
-                self._context, gate_up.handle, down.handle, experts, inner, GATES[act], TYPES[x.dtype], x.data_ptr(), tokens,
-                ids.data_ptr(), weights.data_ptr(), ids.shape[1], out.data_ptr(), slots.data_ptr(),
+                self._context, gate_up.handle, down.handle, experts, inner, _code(act, True), TYPES[x.dtype], x.data_ptr(),
+                tokens, ids.data_ptr(), weights.data_ptr(), ids.shape[1], out.data_ptr(), slots.data_ptr(),
                 *(a.data_ptr() for a in arrays), ranks.data_ptr(), rank,
             )  # fmt: skip
         return out

@@ -101,6 +101,12 @@ class NativeRecurrence:
         self._delta, self._conv = library.delta, library.conv
         self._ssd, self._scan = library.ssd, library.scan
 
+    def _keep(self, job: ctypes.Structure, *held: Any) -> int:
+        """Its address. While a step is recorded it lives on, as replays read it."""
+        if self._library.tape is not None:
+            self._library.tape.keep((job, held))
+        return ctypes.addressof(job)
+
     def causal_conv(
         self, x: Tensor, weight: Tensor, held: Tensor, table: Tensor, context: Tensor, query: Tensor, last_row: Tensor,
         token_seq: Tensor, bias: Tensor | None = None, *, act: str = "silu",
@@ -116,7 +122,7 @@ class NativeRecurrence:
             x.data_ptr(), weight.data_ptr(), held.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr(),
             CONV_ACTS[act],
         )  # fmt: skip
-        self._conv(self._context, ctypes.addressof(job))
+        self._conv(self._context, self._keep(job, x, weight, held, y, bias, rows))
         return y, held
 
     def delta_rule(
@@ -138,7 +144,7 @@ class NativeRecurrence:
             TYPES[v.dtype], table.shape[0], keys, heads, dim, width, table.shape[1], *strides, rates,
             *(a.data_ptr() for a in (*rows, q, k, v, decay, share, held, y)),
         )  # fmt: skip
-        self._delta(self._context, ctypes.addressof(job))
+        self._delta(self._context, self._keep(job, q, k, v, decay, share, held, y, rows))
         return y, held
 
     def selective_scan(
@@ -156,7 +162,7 @@ class NativeRecurrence:
             TYPES[kind], table.shape[0], channels, size, table.shape[1], *(t.stride(0) for t in parts),
             *(a.data_ptr() for a in (*rows, *parts, *rates, held, y)),
         )  # fmt: skip
-        self._scan(self._context, ctypes.addressof(job))
+        self._scan(self._context, self._keep(job, parts, rates, held, y, rows))
         return y, held
 
     def ssd_scan(

@@ -11,11 +11,23 @@ from torch import Tensor
 from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.backends.cpu.native.linear import NAMES, TYPES
 from thalweg.hal.op import Kernel
+from thalweg.hal.ops.activation import CLAMP, CUT
 
 ACTS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 ALONE = 8
 """Added to these where nothing is multiplied."""
+BOUNDED = {CLAMP: 5, CUT: 6}
+"""Prefixes of acts with a bound."""
 UNGATED = {**{act: code + ALONE for act, code in ACTS.items()}, "relu2": 4 + ALONE}
+
+
+def gate_code(act: str) -> int | None:
+    """The number of a gated act in compiled code. None: it has none."""
+    for prefix, code in BOUNDED.items():
+        if act.startswith(prefix):
+            parts = float(act.removeprefix(prefix)) * 64
+            return code | int(parts) << 8 if parts == int(parts) and 0 <= parts < 1 << 20 else None
+    return ACTS.get(act)
 
 
 def _supports_dtype(spec: Mapping[str, Any]) -> str | None:
@@ -24,7 +36,9 @@ def _supports_dtype(spec: Mapping[str, Any]) -> str | None:
 
 def _gates(spec: Mapping[str, Any]) -> str | None:
     act = spec.get("act", "silu")
-    return _supports_dtype(spec) if act in ACTS else f"runs {' and '.join(ACTS)}, not {act}"
+    if gate_code(act) is None:
+        return f"runs {', '.join((*ACTS, *BOUNDED))}, not {act}"
+    return _supports_dtype(spec)
 
 
 class NativeRowOps:
@@ -95,7 +109,7 @@ class NativeRowOps:
     def act_and_mul(self, x: Tensor, *, act: str = "silu") -> Tensor:
         x, width = x.contiguous(), x.shape[-1] // 2
         out = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
-        self._gate(self._context, TYPES[x.dtype], x.data_ptr(), out.numel() // width, width, ACTS[act], out.data_ptr())
+        self._gate(self._context, TYPES[x.dtype], x.data_ptr(), out.numel() // width, width, gate_code(act), out.data_ptr())
         return out
 
     def activation(self, x: Tensor, *, act: str) -> Tensor:

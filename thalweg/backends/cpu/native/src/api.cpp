@@ -472,6 +472,24 @@ EXPORT void thalweg_gate(Context* c, int type, const void* x, int64_t rows, int6
     by_rows(c, j, c->kernels->gate, width * 16);
 }
 
+// y = (x - mean) / deviation * (weight + offset) + bias. x and y [rows, width], weight and bias [width] or null.
+EXPORT void thalweg_layer_norm(Context* c, int type, const void* x, int64_t rows, int64_t width, const void* weight, const void* bias,
+                               float eps, float offset, void* y) {
+    Rows j{};
+    j.type = Type(type), j.x = x, j.y = y, j.rows = rows, j.width = width, j.inner = 1, j.weight = weight, j.residual = bias;
+    j.eps = eps, j.offset = offset;
+    by_rows(c, j, c->kernels->layer_norm, width * 16);
+}
+
+// y = x * sigmoid(gate). x and y [outer, inner, width], gate [outer, inner, width or 1], the outer apart by the strides.
+EXPORT void thalweg_sigmoid_gate(Context* c, int type, const void* x, int64_t outer, int64_t inner, int64_t width, int64_t stride,
+                                 const void* gate, int64_t gate_width, int64_t gate_stride, void* y) {
+    Rows j{};
+    j.type = Type(type), j.x = x, j.residual = gate, j.y = y, j.rows = outer * inner, j.width = width, j.inner = inner;
+    j.outer_stride = stride, j.other_inner = gate_width, j.other_stride = gate_stride;
+    by_rows(c, j, c->kernels->sigmoid_gate, width * 16);
+}
+
 // q [tokens, heads, width] and k [tokens, other, width] rotated by their positions. table float32 [positions, rotary]:
 // cos, sin. pairs: what turns together lies side by side, not half of `rotary` apart.
 EXPORT void thalweg_turn(Context* c, int type, const void* q, const void* k, int64_t tokens, int64_t heads, int64_t other,
@@ -625,6 +643,20 @@ EXPORT int thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
                                      (const int32_t*)at(8), (const float*)at(9), a[10], at(11), (const int32_t*)at(12), at(13),
                                      at(14), at(15), at(16), (const int32_t*)at(17), a[18]);
                 break;
+            case 22:
+                thalweg_layer_norm(c, int(a[0]), at(1), a[2], a[3], at(4), at(5), as_float(a[6]), as_float(a[7]), at(8));
+                break;
+            case 23:
+                thalweg_sigmoid_gate(c, int(a[0]), at(1), a[2], a[3], a[4], a[5], at(6), a[7], a[8], at(9));
+                break;
+            case 24: thalweg_decays(c, (Decays*)at(0)); break;
+            case 25: thalweg_read_chosen(c, (Reads*)at(0)); break;
+            case 26: thalweg_choose(c, (const Choice*)at(0)); break;
+            case 27: thalweg_pool(c, (Pooling*)at(0)); break;
+            case 28: thalweg_hyper(c, (Hyper*)at(0)); break;
+            case 29: thalweg_delta(c, (Delta*)at(0)); break;
+            case 30: thalweg_conv(c, (Conv*)at(0)); break;
+            case 31: thalweg_scan(c, (Scan*)at(0)); break;
             default: abort();
         }
     }

@@ -98,3 +98,8 @@ EXPORT void thalweg_lora_experts(thalweg::Context* c, const thalweg::Weight* gat
                                  int64_t inner, int act, int type, const void* x, int64_t tokens, const int32_t* ids,
                                  const float* weights, int64_t k, void* out, const int32_t* slots, const void* gate_up_a,
                                  const void* gate_up_b, const void* down_a, const void* down_b, const int32_t* ranks, int64_t rank);
+EXPORT void thalweg_read_chosen(thalweg::Context* c, thalweg::Reads* j);
+EXPORT void thalweg_choose(thalweg::Context* c, const thalweg::Choice* j);
+EXPORT void thalweg_pool(thalweg::Context* c, thalweg::Pooling* j);
+EXPORT void thalweg_hyper(thalweg::Context* c, thalweg::Hyper* j);
+EXPORT void thalweg_decays(thalweg::Context* c, thalweg::Decays* j);

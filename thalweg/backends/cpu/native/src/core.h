@@ -118,6 +118,7 @@ struct Attention {
     int64_t latent;  // 0, or: one key for all heads, whose first numbers, so many, are its value (latent.inc)
     int64_t both;    // an encoder's: a token sees those after it too (as many as before it, where there is a window)
     int64_t rotary;  // 0: q and k come rotated. Otherwise rotate so many elements of a head here, after its norm if any
+    int64_t pairs;   // of rotation: those that turn together lie side by side
     float scale, softcap, eps, offset;  // offset: of the norms
     const int32_t *table, *token_seq, *positions, *slots, *context, *query, *first;  // first: row of a sequence's first token
     const int32_t* tasks;  // [task_count, 4]: sequence, KV head, first query token, query tokens
@@ -159,7 +160,11 @@ constexpr int64_t slot_floats(int64_t share, int64_t dim) { return share * (dim 
 
 constexpr int32_t SWIGLU_OAI = 3;  // gpt-oss's gates, which are cut off
 constexpr int32_t RELU2 = 4;       // of what has no gate: x at 0 or above, squared
+constexpr int32_t CLAMP = 5;       // silu of a gate that is cut off above at a bound, as what it multiplies is on both sides
+constexpr int32_t CUT = 6;         // the same, but silu itself is cut off
 constexpr int32_t ALONE = 8;       // added where there is no gate
+constexpr int32_t ACT_BITS = 8;       // of CLAMP and CUT the bound, in 64ths, is what lies above so many bits
+inline float bound_of(int32_t act) { return float(act >> ACT_BITS) / 64.f; }
 
 // Rows treated one by one (rows.inc). Row r of x: r / inner * outer_stride + r % inner * width elements from its start.
 struct Rows {
@@ -168,7 +173,7 @@ struct Rows {
     void *y, *total;
     int64_t rows, width, inner, outer_stride, per_task;
     float eps, offset;  // of norms
-    int32_t act;  // 0 silu, 1 gelu_tanh, 2 gelu, SWIGLU_OAI, RELU2; ALONE more: x has no second half. Of rotary positions:
+    int32_t act;  // 0 silu, 1 gelu_tanh, 2 gelu, SWIGLU_OAI, RELU2, CLAMP, CUT; ALONE more: x has no second half. Of rotary positions:
     // 1, pairs lie side by side.
     // Of gates: weight, if there is one, is [experts, 2 width], added to both halves by each row's expert, in positions.
     // Rotary positions: x and residual are q and k, with `inner` and `other_inner` heads. weight is the table.
@@ -196,6 +201,15 @@ struct Conv {
     int64_t parts, per_task;  // pieces of CONV_CHANNELS that a sequence is cut into, and how many of them a task takes
 };
 constexpr int64_t CONV_CHANNELS = 256;
+
+// The gates of delta rules (gates.inc): decay and share of each head, or with `dim` a decay of each of its channels.
+struct Decays {
+    int64_t type, tokens, heads, dim, b_stride, step_stride, per_task;
+    const void *b, *step;            // [tokens, heads]; [tokens, heads] or [tokens, heads, dim]
+    const float *log_rate, *bias;    // [heads]; as a row of step
+    float *decay, *share;            // as step and as b
+    float floor;                     // below 0: of a decay's logarithm
+};
 
 // Of state-space models (scans.inc), sequences as above.
 struct Ssd {
@@ -302,6 +316,56 @@ constexpr int64_t LORA_LOW = 8, LORA_OUT = 256;  // rows of A, and outputs, of a
 constexpr int LORA_ROWS = 4;                     // rows multiplied at once
 constexpr int64_t lora_chunks(int64_t outputs) { return (outputs + LORA_OUT - 1) / LORA_OUT; }
 
+// Where vectors of sequences lie (sparse.inc): position p of sequence s in block table[s, p / size], numbers apart by the strides.
+struct Source {
+    const void* held;
+    const int32_t* table;
+    int64_t columns, size, block_stride, token_stride, group_stride;
+};
+// Attention of N tokens to listed keys: the last `window` of `near`, then those of `far` that are chosen, or whole blocks of keys of
+// it. whole: the first `window` of `near`, of each sequence `lengths` by its first block, if that is not null.
+struct Reads {
+    int64_t type, tokens, heads, groups, parts, dim, width, q_stride, window, listed, block, whole;  // parts: tasks of a token
+    Source near, far, values;        // values: held null where a key's first `width` numbers are its value
+    const int32_t *seq, *positions;  // [tokens]
+    const int32_t* chosen;           // [tokens, groups, listed], -1: none
+    const float *sinks, *lengths;    // [heads] or null; [blocks] or null
+    const void* q;                   // [tokens, heads, dim], tokens q_stride apart
+    void* y;                         // [tokens, heads, width]
+    float scale;
+};
+// The choice of keys by their scores: sum over heads of weights * relu(q . k), or without weights, of each head, the largest q . k of
+// each block of keys.
+struct Choice {
+    int64_t type, rows, heads, dim, q_stride, keys, block, local, top;
+    Source source;
+    const void* q;        // [rows, heads, dim], rows q_stride apart
+    const float* weights;  // [rows, heads] or null
+    const int32_t *seq, *positions;
+    int32_t* out;                           // [rows, top], or without weights [rows, heads, top]
+    int64_t first, chunk, chunks, scored;   // of the rows at hand; keys of a task; numbers that are ranked
+    float* scores;                          // [rows at hand, heads or 1, scored]
+    void* room;                             // as many pairs, twice
+};
+constexpr int64_t MOST_CHOICE = 16384, MOST_INDEX = 256;  // numbers of a query of all heads, and of one
+// Entries of windows of `rate` tokens; width: of an entry.
+struct Pooling {
+    int64_t type, windows, width, rate, overlaps;
+    Source source;
+    const int32_t *seq, *ends;  // [windows]; the position of the last token, -1: none
+    const float* bias;          // [rate, width], twice as wide if windows overlap
+    void* y;                    // [windows, width]
+};
+constexpr int64_t MOST_RATE = 256;
+// Weights of hyper-connections; see the op of that name.
+struct Hyper {
+    int64_t tokens, streams, iters;
+    const float *logits, *base, *scale;
+    float *pre, *post, *comb;
+    float eps;
+};
+constexpr int64_t MOST_STREAMS = 16;
+
 struct Kernels {
     const char* name;
     Task linear, quantise_rows;
@@ -315,6 +379,7 @@ struct Kernels {
     Task sixteens;      // bfloat16 inputs of integers, which are not in quads, as 16-bit numbers. Null: they are not rounded
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
     Task peak, delta, conv, route, together, gated_norm, write_latents, attend_latents, ssd, scan, group_norm, shrink, expand, rescale;
+    Task layer_norm, sigmoid_gate, decays, read_chosen, choice_scores, choice_best, pool, hyper;
     bool (*pack_dense12)(const uint8_t* dense, int64_t steps, uint8_t* out);  // null: no product takes dense12
     void (*row_of_dense12)(const Weight& w, int64_t row, uint16_t* out);
     int64_t quad_words;          // of a row of inputs, for a step of int8_rows
