@@ -9,7 +9,7 @@ one thread it is processor time, so that other programs on the machine have litt
 ("bodies": they run as torch operations), then the functions with most of the time of a step, where the device counts them.
 Families that transformers gives no default for, or that need too much memory, are listed with the reason.
 
-    python benchmarks/families.py [--only NAME ...] [--device cpu] [--dtype bfloat16] [--threads 1] [--most-gb 3] [--json FILE]
+    python benchmarks/families.py [--only NAME ...] [--device cpu] [--dtype bfloat16] [--threads 1] [--most-gb 4] [--json FILE]
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "bailing_hybrid": {"max_position_embeddings": 32768},
     "bloom": {"hidden_size": 1024, "n_head": 16},
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "falcon_mamba": {"hidden_size": 4096, "intermediate_size": 8192, "time_step_rank": 256},
     "glm4_moe": {"head_dim": 128},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "mamba": {"hidden_size": 2560, "intermediate_size": 5120, "time_step_rank": 160},
     "qwen4_exp_text": {
         "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 64,
         "indexer_compress_ratio": 16,
     },
     "recurrent_gemma": {"max_position_embeddings": 8192},
 }  # fmt: skip
-"""Of configuration classes without such a default, or with one that no published file has (bloom: bloom-560m's)."""
+"""Of configuration classes without such a default, or with one that no published file has: bloom-560m, falcon-mamba-7b and
+mamba-2.8b have these."""
 
 
 def shrink(config: dict[str, Any], architecture: str) -> dict[str, Any]:
@@ -265,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--input-len", type=int, default=128)
     parser.add_argument("--output-len", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--most-gb", type=float, default=3, help="of two layers' weights")
+    parser.add_argument("--most-gb", type=float, default=4, help="of two layers' weights")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for a family")
     parser.add_argument("--json", type=Path, help="write the rows there too, and skip families that it has")
     given = parser.parse_args(argv)

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from thalweg.backends.cpu.native import NativeLibrary, gates, sparse
+from thalweg.backends.cpu.native.token_attention import NativeTokenAttention
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable
+from thalweg.backends.torch_native.attention import TorchPagedAttention
 from thalweg.hal import ops
+from thalweg.hal.attention import AttnSpec
 from thalweg.hal.step import StateBox, StepResult
 from thalweg.hal.testing import cases
 from thalweg.hal.testing import sequences as seq
@@ -70,6 +73,25 @@ def test_a_choice_in_parts_is_the_same(library: NativeLibrary, monkeypatch: pyte
             for i in (0, 40, 89)]  # fmt: skip
     assert torch.equal(torch.cat(each), found[[0, 40, 89]])
     assert torch.equal(found[::30], ops.index_top.reference(q[::30], by[::30], held, table, seq_of[::30], at[::30], top=33))
+
+
+@pytest.mark.parametrize("window", [0, 21])
+def test_attention_in_the_order_of_tokens(library: NativeLibrary, window: int) -> None:
+    """A decoding sequence, a chunk and a prompt: as torch's attention, from the same cache."""
+    spec = AttnSpec(6, 2, 80, 0.1, "float32", "window" if window else "full", window)
+    table, starts, lengths = np.arange(1, 25, dtype=np.int32).reshape(3, 8), [90, 37, 0], [1, 11, 33]
+    g = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(sum(lengths), heads, 80, generator=g) for heads in (6, 2, 2))
+    outs, caches = [], []
+    for backend in (TorchPagedAttention(), NativeTokenAttention(library)):
+        kv = torch.randn(25, *backend.layout(spec, 16).shape, generator=torch.Generator().manual_seed(4))
+        batch = seq.batch_of(table, starts, lengths)
+        batch = type(batch)(**{f: getattr(batch, f) for f in batch.__dataclass_fields__} | {"metadata": ({},)})
+        out, kv = backend.attend(q, k, v, kv, batch.map(torch.from_numpy), 0, spec)
+        outs.append(out)
+        caches.append(kv)
+    torch.testing.assert_close(outs[1], outs[0], rtol=1e-4, atol=1e-5)
+    assert torch.equal(*caches)
 
 
 def test_gates_in_wider_rows_and_wrong_shapes(library: NativeLibrary) -> None:

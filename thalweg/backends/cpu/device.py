@@ -246,7 +246,19 @@ def _open_stages(place: Place, library: NativeLibrary | None, missing: str) -> S
 
 def _made_of(library: NativeLibrary) -> tuple[Sequence[Kernel], Sequence[AttentionBackend]]:
     """Kernels and attention that run on the threads of this library."""
-    from thalweg.backends.cpu.native import attention, experts, gates, heads, linear, lora, recurrence, rows, sampling, sparse
+    from thalweg.backends.cpu.native import (
+        attention,
+        experts,
+        gates,
+        heads,
+        linear,
+        lora,
+        recurrence,
+        rows,
+        sampling,
+        sparse,
+        token_attention,
+    )
 
     compiled = (linear, rows, sampling, experts, heads, lora, gates, sparse)
     native = [k for part in compiled for k in part.kernels(library)]
@@ -254,7 +266,8 @@ def _made_of(library: NativeLibrary) -> tuple[Sequence[Kernel], Sequence[Attenti
     native += [advancing(k, library, ADVANCES[k.op]) for k in recurrent if k.op not in PARTLY_TORCH]
     others = (*(k for k in recurrent if k.op in PARTLY_TORCH), *bookkeeping.KERNELS, *KERNELS)
     torch_kernels = [_make_recordable(k, library) for k in others]
-    attending = (attention.NativeAttention(library), attention.NativeEncoderAttention(library), *ATTENTION)
+    own = (attention.NativeAttention, attention.NativeEncoderAttention, token_attention.NativeTokenAttention)
+    attending = (*(backend(library) for backend in own), *ATTENTION)
     return (*native, *torch_kernels), attending
 
 

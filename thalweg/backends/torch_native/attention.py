@@ -76,7 +76,7 @@ class TorchPagedAttention(AttentionBackend):
     earlier owner, NaN included, thus cannot reach the result."""
 
     spans = biased = by_token = True
-    known_as = ("TORCH_SDPA",)
+    known_as: tuple[str, ...] = ("TORCH_SDPA",)
 
     def __init__(self, batch_invariant: bool = True) -> None:
         """batch_invariant False: no padding of rows and spans, so the order of sums follows the batch."""
@@ -125,7 +125,7 @@ class TorchPagedAttention(AttentionBackend):
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
         size = kv.shape[2]
         if "write" not in plan:
-            plan["write"] = _write_rows(batch, group, kv.shape[1] * size, size)
+            plan["write"] = write_rows(batch, group, kv.shape[1] * size, size)
         flat = kv.view(-1, kv.shape[-2], kv.shape[-1])
         for new, at in ((k, 0), (v, size))[: _arrays(spec)]:
             made = encode_kv(new, spec.kv_dtype)
@@ -185,7 +185,7 @@ def _product(q: Tensor, k: Tensor, v: Tensor, work: _Work, scale: float, bias: T
     return out.view(n, tiles, heads, work.tile, dim).transpose(1, 2).reshape(n, heads, rows, dim)
 
 
-def _write_rows(batch: StepBatch, group: int, rows: int, size: int) -> Tensor:
+def write_rows(batch: StepBatch, group: int, rows: int, size: int) -> Tensor:
     """i64[T]: where each token's key goes, in the cache seen as [blocks * rows] rows. A separate value, if any, goes `size`
     further."""
     table, seq = batch.block_tables[group], batch.token_seq

@@ -165,6 +165,18 @@ class NativeSparse:
             groups=keys.shape[2], listed=chosen.shape[2], block=size, positions=positions.data_ptr(), chosen=chosen.data_ptr(),
         )  # fmt: skip
 
+    def attend_recent(
+        self, q: Tensor, keys: Tensor, values: Tensor, table: Tensor, seq: Tensor, positions: Tensor, scale: float, window: int
+    ) -> Tensor:
+        """Attention to the last `window` keys up to each token's own: q [T, H, D], keys and values [blocks, n, G, D], table
+        i32[S, B], seq and positions i32[T] -> [T, H, D]."""
+        table, positions = _ints(table), _ints(positions)
+        near, of_values = (_locate(t, table, group=2) for t in (keys, values))
+        return self._attend(
+            q, q.shape[2], scale, keys, seq, (keys, values, table, positions), near=near, far=near, values=of_values,
+            groups=keys.shape[2], window=window, positions=positions.data_ptr(),
+        )  # fmt: skip
+
     def cross_attention(
         self, q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, seen: Tensor | None = None, *,
         scale: float,
