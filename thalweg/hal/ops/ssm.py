@@ -170,8 +170,12 @@ def linear_scan(
     """A linear recurrence of each channel (De et al. 2024, https://arxiv.org/abs/2402.19427): x, decay f32[T, C], held
     f32[blocks, 1, C] -> (out f32[T, C], held), where S = decay S + x, and out is S. The state is kept as that of
     `ops.selective_scan`, with the same promise. Kernels may write in place: use the result."""
-    held = held.clone()
-    out, walk = [], _Walk(held, table, context, query, last_row, token_seq)
+    return linear_in_place(x, decay, held.clone(), table, context, query, last_row, token_seq)
+
+
+def linear_in_place(x: Tensor, decay: Tensor, held: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+    """`linear_scan`, writing to `held`. batch: the last five arguments of the op."""
+    out, walk = [], _Walk(held, *batch)
     for t in range(x.shape[0]):
         state = walk.enter(t) * decay[t] + x[t]
         out.append(state[0])
