@@ -84,7 +84,7 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
     known parts are asked half as much."""
     model = seeing.make(name, tmp_path)
     a, b, c, d = (picture(*size, seed) for seed, size in enumerate(SIZES))
-    spelt = "".join(seeing.NAMES)
+    spelt = "".join(seeing.NAMES if name == "ovis2" else seeing.NAMES[:23])  # those after them are its own
     chats = [
         ([a], asks(a, "what?")), ([a, b], asks("see ", a, f" and {spelt} ", b)), ([], asks("hello")), ([c], asks(c, c.mode)),
         ([b], asks(b, "what?")), ([d], asks("so: ", d)),
