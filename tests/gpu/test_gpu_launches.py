@@ -42,7 +42,8 @@ def test_every_triton_launch_of_a_layer_is_dependent_where_the_option_says_so(sh
     found = _count_launches(shape, tmp_path / "launches.json", "--dependent")["decode 64"]["of_layer"]
     triton = {name: n for name, n in found.items() if name.startswith("triton")}
     assert all(name.endswith("(dependent)") for name in triton), triton
-    assert sum(triton.values()) == script("predict").LAYER_DEPENDENT[kind]
+    layer = sum(n for name, n in triton.items() if "product" not in name)  # which serves matrices as small as these
+    assert layer == script("predict").LAYER_DEPENDENT[kind] - (kind == "experts")  # 128 pairs are sorted in one launch
     joined = _count_launches(shape, tmp_path / "joined.json", "--joined")["decode 64"]["of_layer"]
     assert sum(joined.values()) == sum(found.values()) - 1
     assert "triton join" not in joined
