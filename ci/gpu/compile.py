@@ -15,7 +15,6 @@ import itertools
 import json
 import multiprocessing
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+from machine_code import INSTRUCTION, find_early_access, read_usage
 from sizes import WEIGHTS
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -448,7 +448,7 @@ def compile_one(launch: Launch, arch: str) -> Outcome:
     found = [m for m in ("wgmma", "tcgen05.mma", "mma.sync", "v_mfma", "v_wmma") if m in text]
     out.matrix = ",".join(found)
     out.instructions = sorted({"".join(found) for found in INSTRUCTION.findall(text)})
-    out.registers, out.spilled = _usage(made.asm)
+    out.registers, out.spilled = read_usage(made.asm)
     out.ahead = max(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", text)), default=0)
     want = expected(launch, arch)
     if want and want not in found:
@@ -466,25 +466,6 @@ def compile_one(launch: Launch, arch: str) -> Outcome:
     if out.spilled > SPILLED:
         out.problems.append(f"spills {out.spilled}, at most {SPILLED}")
     return out
-
-
-INSTRUCTION = re.compile(
-    r"(wgmma)\.mma_async\.sync\.aligned\.(m\d+)n\d+(k\d+)|(mma\.sync)\.aligned\.(m\d+)n\d+(k\d+)|(tcgen05\.mma)\.\S*(kind::\w+)"
-    r"|(v_mfma_\w*?)_(\d+x\d+x\d+)|(v_wmma_\w*?)_(\d+x\d+x\d+)"
-)
-
-
-ACCESS = re.compile(r"\b(ld|st|atom|red|cp)\.[\w.:]*(global|bulk)")
-"""An access to the device's memory in PTX."""
-
-
-def find_early_access(ptx: str) -> str | None:
-    """What is wrong with a kernel whose launch is dependent: it accesses memory before it waits, or never waits."""
-    wait, access = ptx.find("griddepcontrol.wait"), ACCESS.search(ptx)
-    if wait < 0:
-        return "a dependent launch without griddepcontrol.wait"
-    early = access is not None and access.start() < wait
-    return f"accesses memory before griddepcontrol.wait: {access[0]}" if access and early else None
 
 
 SAME = {"sm_90": (("mma.syncm16k16", "wgmmam64k16"),)}
@@ -506,20 +487,6 @@ def alike(outcomes: list[Outcome], arch: str) -> None:
     if len(kinds) > 1:
         outcomes[0].problems.append(f"tiles of this product use {' and '.join(map(str, sorted(kinds)))}")
         print(f"{outcomes[0].launch}: {outcomes[0].problems[-1]}")
-
-
-def _usage(asm: dict[str, Any]) -> tuple[int, int]:
-    """(registers, bytes or registers in memory instead) of one thread."""
-    if "cubin" in asm:
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
-            f.write(asm["cubin"])
-            f.flush()
-            text = subprocess.run([tool, "-res-usage", f.name], capture_output=True, text=True, check=True).stdout
-        used = {k: int(v) for k, v in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
-        return used["REG"], used["STACK"] + used["LOCAL"]
-    numbers = {k: int(v) for k, v in re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s*(\d+)", asm["amdgcn"])}
-    return numbers["vgpr_count"], numbers["vgpr_spill_count"] + numbers["sgpr_spill_count"]
 
 
 def _worker(work: list[Launch], arch: str, pipe: Any) -> None:

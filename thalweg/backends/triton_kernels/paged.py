@@ -247,6 +247,31 @@ def _finalize(m, total, acc, sinks, head, mine, SINKS: tl.constexpr):
     return acc / total[:, None]
 
 
+@triton.jit
+def _leave_part(
+    m, total, acc, part, part_ml, done, out, put, sinks, place, span, first_span, end_span, head, mine, ok, d,
+    width: tl.constexpr, JOINED: tl.constexpr, SINKS: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The state of one span of the spans first_span to end_span - 1, for `join`. JOINED: done points to the count of the spans
+    that are complete, and the last of them writes the result."""
+    if JOINED:
+        last = end_span - first_span == 1
+        if last:  # as the join of one span would, so that the bits are the same
+            none, zero, zeros = _empty_state(M, BLOCK)
+            m, total, acc = _merge_states(none, zero, zeros, m, total, acc)
+        else:
+            _keep_part(m, total, acc, part_ml, part, place + span, mine, ok, d, width)
+            tl.debug_barrier()  # all of the part is written before it is counted
+            before = tl.atomic_add(done, 1, sem="acq_rel")
+            last = before == end_span - first_span - 1
+            if last:
+                m, total, acc = _join_parts(part_ml, part, place, first_span, end_span, mine, ok, d, width, M, BLOCK)
+        if last:
+            tl.store(out + put, _finalize(m, total, acc, sinks, head, mine, SINKS).to(out.dtype.element_ty), mask=ok)
+    else:
+        _keep_part(m, total, acc, part_ml, part, place + span, mine, ok, d, width)
+
+
 @triton.jit(do_not_specialize=["table_row", "spans"])
 def attend(
     q, kv, scales, sinks, out, part, part_ml, done, tiles, table, slots, context, query, last_row, scale, q_token, q_head,
@@ -318,23 +343,10 @@ def attend(
             KV_HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
         )  # fmt: skip
         place = ((seq * DECODE + token) * HEADS + head) * spans
-        if JOINED:
-            first_span, end_span = low // SPLIT, tl.cdiv(end, SPLIT)
-            last = end_span - first_span == 1
-            if last:  # as the join of one span would, so that the bits are the same
-                none, zero, zeros = _empty_state(M, BLOCK)
-                m, total, acc = _merge_states(none, zero, zeros, m, total, acc)
-            else:
-                _keep_part(m, total, acc, part_ml, part, place + span, mine, ok, d, width)
-                tl.debug_barrier()  # all of the part is written before it is counted
-                before = tl.atomic_add(done + seq * KV_HEADS + kv_head, 1, sem="acq_rel")
-                last = before == end_span - first_span - 1
-                if last:
-                    m, total, acc = _join_parts(part_ml, part, place, first_span, end_span, mine, ok, d, width, M, BLOCK)
-            if last:
-                tl.store(out + put, _finalize(m, total, acc, sinks, head, mine, SINKS).to(out.dtype.element_ty), mask=ok)
-        else:
-            _keep_part(m, total, acc, part_ml, part, place + span, mine, ok, d, width)
+        _leave_part(
+            m, total, acc, part, part_ml, done + seq * KV_HEADS + kv_head, out, put, sinks, place, span, low // SPLIT,
+            tl.cdiv(end, SPLIT), head, mine, ok, d, width, JOINED, SINKS, M, BLOCK,
+        )  # fmt: skip
         return
     m, total, acc = _spans(
         rows, rest, at, kv, scales, own, low, end, sure, kv_head, scale, SPLIT if JOIN else 0,
