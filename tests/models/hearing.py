@@ -49,19 +49,19 @@ class Hearing:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def _config(name: str, text: dict[str, Any], ear: dict[str, Any], **more: Any) -> Callable[[], Any]:
+def _config(name: str, text: dict[str, Any], encoder: dict[str, Any], **more: Any) -> Callable[[], Any]:
     ids = {"audio_token_id": IDS["<|AUDIO|>"], "tie_word_embeddings": False}
-    return lambda: getattr(transformers, name)(text_config={**TEXT, **text}, audio_config=ear, **ids, **more)
+    return lambda: getattr(transformers, name)(text_config={**TEXT, **text}, audio_config=encoder, **ids, **more)
 
 
-def _omni(name: str, text: dict[str, Any], ear: dict[str, Any], eye: dict[str, Any]) -> Callable[[], Any]:
+def _omni(name: str, text: dict[str, Any], encoder: dict[str, Any], eye: dict[str, Any]) -> Callable[[], Any]:
     ids = {
         "audio_token_id": IDS["<|AUDIO|>"], "image_token_id": IDS["<|image_pad|>"], "video_token_id": IDS["<|video_pad|>"],
         "audio_start_token_id": IDS["<|audio_bos|>"], "audio_end_token_id": IDS["<|audio_eos|>"],
         "vision_start_token_id": IDS["<|vision_start|>"],
     }  # fmt: skip
     return lambda: getattr(transformers, name)(
-        text_config={**TEXT, **text}, audio_config=ear, vision_config=eye, tie_word_embeddings=False, **ids
+        text_config={**TEXT, **text}, audio_config=encoder, vision_config=eye, tie_word_embeddings=False, **ids
     )
 
 

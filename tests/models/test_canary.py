@@ -63,9 +63,9 @@ def test_prompts(tmp_path):
     tokenizer = load_tokenizer(make_canary("cohere", tmp_path))
 
     def write(form: str, task: str = "transcribe", **fields: str) -> list[int]:
-        ear = PromptedRecognizer.__new__(PromptedRecognizer)
-        ear._form, ear.tokenizer = FORMS[form], tokenizer
-        return ear.write_prompt(AudioRequest(model="m", **fields), task)
+        recognizer = PromptedRecognizer.__new__(PromptedRecognizer)
+        recognizer._form, recognizer.tokenizer = FORMS[form], tokenizer
+        return recognizer.write_prompt(AudioRequest(model="m", **fields), task)
 
     from transformers import CohereAsrProcessor
 

@@ -106,16 +106,16 @@ class Collector:
 
     def __init__(self, request_id: str, outputs: AsyncGenerator[Output, None]) -> None:
         self.request_id = request_id
-        self._news: asyncio.Queue[Output | BaseException] = asyncio.Queue()
-        self._task = asyncio.get_running_loop().create_task(_collect(outputs, self._news))
+        self._outputs: asyncio.Queue[Output | BaseException] = asyncio.Queue()
+        self._task = asyncio.get_running_loop().create_task(_collect(outputs, self._outputs))
 
     def get_nowait(self) -> Output | None:
         """The next output. None: none yet. Raises the error of a failed request."""
-        return None if self._news.empty() else _unwrap(self._news.get_nowait())
+        return None if self._outputs.empty() else _unwrap(self._outputs.get_nowait())
 
     async def get(self) -> Output:
         """Wait for the next output. Not callable after the last one, where `finished` is true."""
-        return _unwrap(await self._news.get())
+        return _unwrap(await self._outputs.get())
 
     def close(self) -> None:
         self._task.cancel()

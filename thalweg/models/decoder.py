@@ -180,8 +180,8 @@ class Decoder:
         self._pooler = None if s.pooling is None else Pooler(ctx, s.pooling, s.hidden)
         self._classes, self._dense, self._lexical = ends.get("classes"), ends.get("dense"), ends.get("lexical")
         self.vision, self.audio, self._speech = ends.get("vision"), ends.get("audio"), ends.get("speech")
-        self._tile_source = ends.get("tile_source")
         """Encoders. Steps of the first two are separate executables, with the parameters under their keys."""
+        self._tile_source = ends.get("tile_source")
         self._text: TextEncoder | None = None
         if "text" in weights:
             assert s.text is not None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from fake_ear import FakeEar
+from fake_recognizer import FakeRecognizer
 from whisper_zoo import DE, EN, SECONDS, TRANSCRIBE
 
 pytest.importorskip("websockets")
@@ -28,12 +28,12 @@ def audio(seconds: float, loud: bool = True) -> str:
 
 
 @pytest.fixture(scope="module")
-def ear():
+def server():
     from conftest import Running  # that of tests/server
 
     from thalweg.server.settings import ServerSettings
 
-    running = Running(FakeEar(delay=0.001), ServerSettings())
+    running = Running(FakeRecognizer(delay=0.001), ServerSettings())
     yield running
     running.stop()
 
@@ -73,10 +73,10 @@ class Talk:
         self.socket.close()
 
 
-def test_a_session(ear):
+def test_a_session(server):
     """Deltas before the last commit, one language for all windows, and a second transcript on the same connection."""
-    ear.engine.prompts.clear()
-    with Talk(ear) as talk:
+    server.engine.prompts.clear()
+    with Talk(server) as talk:
         assert (talk.first["type"], talk.first["id"][:5]) == ("session.created", "sess-")
         talk.say("session.update", model="fake")
         talk.say("input_audio_buffer.append", audio=audio(0.8 * SECONDS))
@@ -89,18 +89,18 @@ def test_a_session(ear):
         deltas, done = [e["delta"] for e in events[:-1]], events[-1]
         assert "".join(deltas).rstrip() == done["text"] == "a bc a bc a bc"
         assert done["usage"]["completion_tokens"] > len(deltas)
-        asked = [p["prompt_token_ids"] for p in ear.engine.prompts]
+        asked = [p["prompt_token_ids"] for p in server.engine.prompts]
         assert [ids[1:3] for ids in asked if len(ids) > 1] == [[EN, TRANSCRIBE]] * 3
         assert sum(len(ids) == 1 for ids in asked) == 1, "the language was detected again"
         talk.say("session.update", model="fake", language="de")
         talk.say("input_audio_buffer.append", audio=audio(0.2))
         talk.say("input_audio_buffer.commit", final=True)
         assert talk.until("transcription.done")[-1]["text"] == "a bc"
-        assert ear.engine.prompts[-1]["prompt_token_ids"][1] == DE
+        assert server.engine.prompts[-1]["prompt_token_ids"][1] == DE
 
 
-def test_the_official_client(ear):
-    client = openai.OpenAI(base_url=ear.url + "/v1", api_key="none", max_retries=0)
+def test_the_official_client(server):
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
     with client.realtime.connect(model="fake") as connection:
         assert connection.recv().type == "session.created"
         connection.send({"type": "session.update", "model": "fake"})  # type: ignore[typeddict-item, typeddict-unknown-key]
@@ -112,7 +112,7 @@ def test_the_official_client(ear):
         assert events[-1].text == "a bc"
 
 
-def test_invalid_events(ear):
+def test_invalid_events(server):
     wrong: list[tuple[str, Any]] = [
         ("invalid_json", "{"),
         ("invalid_event", "[]"),
@@ -124,7 +124,7 @@ def test_invalid_events(ear):
         ("invalid_audio", {"type": "input_audio_buffer.append", "audio": base64.b64encode(b"abc").decode()}),
         ("invalid_audio", {"type": "input_audio_buffer.append"}),
     ]
-    with Talk(ear) as talk:
+    with Talk(server) as talk:
         for code, event in wrong:
             talk.socket.send(event if isinstance(event, str) else json.dumps(event))
             found = talk.read()
@@ -138,21 +138,21 @@ def test_invalid_events(ear):
         assert talk.end() == 1008
 
 
-def test_huge_messages_and_unread_output_harm_nobody(ear):
-    with Talk(ear) as talk:
+def test_huge_messages_and_unread_output_harm_nobody(server):
+    with Talk(server) as talk:
         with suppress(ConnectionClosed):
             talk.socket.send("x" * (5 << 20))
         assert talk.end() == 1009
-    with Talk(ear) as greedy:  # audio that nobody committed
+    with Talk(server) as greedy:  # audio that nobody committed
         for _ in range(130):
             greedy.say("input_audio_buffer.append", audio=audio(1.0))
         assert greedy.until("error")[-1]["code"] == "invalid_audio"
-    stuck = [Talk(ear) for _ in range(4)]  # they commit, and read nothing
+    stuck = [Talk(server) for _ in range(4)]  # they commit, and read nothing
     for talk in stuck:
         talk.say("session.update", model="fake")
         talk.say("input_audio_buffer.append", audio=audio(3.0))
         talk.say("input_audio_buffer.commit", final=True)
-    with Talk(ear) as talk:
+    with Talk(server) as talk:
         talk.say("session.update", model="fake")
         talk.say("input_audio_buffer.append", audio=audio(0.3))
         talk.say("input_audio_buffer.commit", final=True)
@@ -160,17 +160,17 @@ def test_huge_messages_and_unread_output_harm_nobody(ear):
     for talk in stuck:
         talk.socket.socket.shutdown(socket.SHUT_RDWR)  # without a word
     deadline = time.monotonic() + 60
-    while ear.engine.running and time.monotonic() < deadline:
+    while server.engine.running and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not ear.engine.running
+    assert not server.engine.running
 
 
-def test_handshakes_that_are_refused(ear, start):
-    assert ear.http.get("/v1/realtime").status_code == 426
+def test_handshakes_that_are_refused(server, start):
+    assert server.http.get("/v1/realtime").status_code == 426
     with pytest.raises(InvalidStatus) as e:
-        Talk(ear, origin="http://elsewhere.example")
+        Talk(server, origin="http://elsewhere.example")
     assert e.value.response.status_code == 403
-    locked = start(FakeEar(), api_key=("secret",))
+    locked = start(FakeRecognizer(), api_key=("secret",))
     with pytest.raises(InvalidStatus) as e:
         Talk(locked)
     assert e.value.response.status_code == 401
@@ -179,7 +179,7 @@ def test_handshakes_that_are_refused(ear, start):
 
 
 def test_a_stopping_server_ends_idle_sessions(start):
-    running = start(FakeEar())
+    running = start(FakeRecognizer())
     talk = Talk(running)
     running.app.lifecycle.drain()
     assert talk.end() == 1001

@@ -210,8 +210,8 @@ class InputProcessor:
         """(tokens i32[N], inputs in the order of their positions)."""
         inputs = self._media_inputs(ids, items, choices)
         tokens = np.array(ids, np.int32)
-        for id, stand_in in self._prompt_ids.items():
-            tokens[tokens == id] = stand_in
+        for id, unused in self._prompt_ids.items():
+            tokens[tokens == id] = unused
         if embedded is not None:
             tokens[embedded.positions] = embeds.PLACEHOLDER
             inputs = tuple(sorted((*inputs, embedded), key=first_position))

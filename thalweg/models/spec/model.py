@@ -187,8 +187,8 @@ class ModelSpec:
     embed: str = "embed_tokens"
     """"" = no file has it: tokens are placeholders."""
     prompt_ids: tuple[tuple[int, int], ...] = ()
-    """(id, stand-in) of tokens behind the vocabulary, which only prompts contain. The row of the stored embedding at `id`
-    replaces that of the stand-in, an unused token. Requires `table_rows`."""
+    """(id, unused token) of tokens behind the vocabulary, which only prompts contain. The row of the stored embedding at `id`
+    replaces that of the unused token. Requires `table_rows`."""
     table_rows: int = 0
     """Rows of the stored embedding, of which the first `vocab` are loaded. 0 = as many."""
     head: str = "lm_head"
@@ -246,7 +246,7 @@ class ModelSpec:
     def _embedding(self, name: str) -> Iterator[Source]:
         """Runs of rows of the stored embedding."""
         begin = 0
-        for row, id in sorted((stand_in, id) for id, stand_in in self.prompt_ids):
+        for row, id in sorted((unused, id) for id, unused in self.prompt_ids):
             if row > begin:
                 yield Source(name, (row - begin, self.hidden), begin, self.table_rows)
             yield Source(name, (1, self.hidden), id, self.table_rows)

@@ -90,11 +90,11 @@ class ClipReply:
     """The windows of one request as one answer, or as a stream."""
 
     def __init__(
-        self, serving: Serving, job: PoolingJob, ear: ClipRecognizer, request: AudioRequest, heard: WindowedAudio,
+        self, serving: Serving, job: PoolingJob, recognizer: ClipRecognizer, request: AudioRequest, audio: WindowedAudio,
         text: str = "",
     ) -> None:  # fmt: skip
         """text: of the windows before."""
-        self.serving, self.job, self.ear, self.request, self.heard = serving, job, ear, request, heard
+        self.serving, self.job, self.recognizer, self.request, self.audio = serving, job, recognizer, request, audio
         self.text = text
 
     async def transcript(self) -> Response:
@@ -103,14 +103,14 @@ class ClipReply:
         async with aclosing(self._outputs()) as outputs:
             async for i, output in outputs:
                 if self.request.has_timestamps:
-                    found += await asyncio.to_thread(self.ear.read_segments, output, self.heard.cuts[i])
+                    found += await asyncio.to_thread(self.recognizer.read_segments, output, self.audio.cuts[i])
                 else:
                     await self._add(output)
         if self.request.has_timestamps:
-            return pieces.write_timed(found, self.request, self.heard, "transcribe", 0.0)
+            return pieces.write_timed(found, self.request, self.audio, "transcribe", 0.0)
         if form == "text":
             return Response(self.text + "\n", media_type="text/plain")
-        return respond({"text": self.text, "usage": pieces.write_usage(self.heard)})
+        return respond({"text": self.text, "usage": pieces.write_usage(self.audio)})
 
     async def deltas(self) -> AsyncGenerator[str, None]:
         """The text of each window, in order, with the text between windows in front."""
@@ -125,7 +125,7 @@ class ClipReply:
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
                 yield _event({"type": "transcript.text.delta", "delta": delta})
-        yield _event({"type": "transcript.text.done", "text": self.text, "usage": pieces.write_usage(self.heard)})
+        yield _event({"type": "transcript.text.done", "text": self.text, "usage": pieces.write_usage(self.audio)})
         yield DONE
 
     async def _outputs(self) -> AsyncGenerator[tuple[int, Output], None]:
@@ -141,17 +141,17 @@ class ClipReply:
 
     async def _add(self, output: Output) -> str:
         """The delta of a window."""
-        text = await asyncio.to_thread(self.ear.read_window, output)
-        delta = self.ear.join(self.text, text) + text
+        text = await asyncio.to_thread(self.recognizer.read_window, output)
+        delta = self.recognizer.join(self.text, text) + text
         self.text += delta
         return delta
 
 
-async def answer_clip(serving: Serving, http: Request, ear: ClipRecognizer, request: AudioRequest, heard: WindowedAudio,
+async def answer_clip(serving: Serving, http: Request, recognizer: ClipRecognizer, request: AudioRequest, audio: WindowedAudio,
                       ticket: Ticket) -> Response:  # fmt: skip
     serving.engine.check_pooling(PARAMS)
-    job = serving.accept(PoolingJob, "trsc", http, request, heard.prompts, PARAMS, ticket)
-    reply = ClipReply(serving, job, ear, request, heard)
+    job = serving.accept(PoolingJob, "trsc", http, request, audio.prompts, PARAMS, ticket)
+    reply = ClipReply(serving, job, recognizer, request, audio)
     if request.stream:
         return EventStream(reply.events())
     answer = await or_disconnect(http.receive, reply.transcript())

@@ -107,23 +107,23 @@ def list_words(pieces: Iterable[TranscriptSegment]) -> list[dict[str, Any]]:
 
 
 def write_timed(
-    found: Sequence[TranscriptSegment], request: AudioRequest, heard: WindowedAudio, task: str, temperature: float
+    found: Sequence[TranscriptSegment], request: AudioRequest, audio: WindowedAudio, task: str, temperature: float
 ) -> Response:
     """The answer in a format with times."""
     form, asked = request.response_format, request.granularities
     if form in ("srt", "vtt"):
         return Response(srt(found) if form == "srt" else vtt(found), media_type="text/plain")
     return respond({
-        "task": task, "language": heard.language, "duration": round(heard.seconds, 3),
+        "task": task, "language": audio.language, "duration": round(audio.seconds, 3),
         "text": "".join(p.text for p in found).strip(),
         "words": list_words(found) if "word" in asked else None,
         "segments": None if asked == {"word"} else verbose(found, temperature),
-        "usage": write_usage(heard),
+        "usage": write_usage(audio),
     })  # fmt: skip
 
 
-def write_usage(heard: WindowedAudio) -> dict[str, Any]:
-    return {"type": "duration", "seconds": math.ceil(heard.seconds)}
+def write_usage(audio: WindowedAudio) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(audio.seconds)}
 
 
 def srt(pieces: Iterable[TranscriptSegment]) -> str:

@@ -47,8 +47,8 @@ class PlainRecognizer(Recognizer):
         prompts = [{"prompt_token_ids": ids, "multi_modal_data": {"audio": sound[w.begin : w.end]}} for w in cuts]
         return WindowedAudio(sound, cuts, prompts)
 
-    def limit(self, heard: WindowedAudio) -> int:
-        return math.ceil(TOKENS * max(w.end - w.begin for w in heard.cuts) / RATE)
+    def limit(self, audio: WindowedAudio) -> int:
+        return math.ceil(TOKENS * max(w.end - w.begin for w in audio.cuts) / RATE)
 
     def join(self, before: str, after: str) -> str:
         return join_words(before, after)

@@ -229,15 +229,15 @@ class RealtimeSession:
         request = serving.fields.parse(AudioRequest, {**fields, "stream": True})
         ticket = serving.admission.enter(self._tenant)
         try:
-            heard = await self.recognizer.prepare(request, sound, "transcribe", ticket)
-            if heard.language:
-                fields["language"] = heard.language
+            audio = await self.recognizer.prepare(request, sound, "transcribe", ticket)
+            if audio.language:
+                fields["language"] = audio.language
             if isinstance(self.recognizer, ClipRecognizer):
-                await self._transcribe_clip(self.recognizer, request, heard, ticket)
+                await self._transcribe_clip(self.recognizer, request, audio, ticket)
                 return
             job = GenerationJob(
                 id=f"rt-{uuid.uuid4().hex}", model=serving.model_name(request.model), created=int(time.time()),
-                prompts=heard.prompts, params=build_params(self.recognizer, request, heard), priority=0, ticket=ticket,
+                prompts=audio.prompts, params=build_params(self.recognizer, request, audio), priority=0, ticket=ticket,
             )  # fmt: skip
             reply = WindowReply(serving, job, self.recognizer, request, self._text)
             async with aclosing(reply.frames()) as frames:
@@ -251,13 +251,13 @@ class RealtimeSession:
             ticket.close()
 
     async def _transcribe_clip(
-        self, recognizer: ClipRecognizer, request: AudioRequest, heard: WindowedAudio, ticket: Ticket
+        self, recognizer: ClipRecognizer, request: AudioRequest, audio: WindowedAudio, ticket: Ticket
     ) -> None:
         job = PoolingJob(
             id=f"rt-{uuid.uuid4().hex}", model=self.serving.model_name(request.model), created=int(time.time()),
-            prompts=heard.prompts, params=PARAMS, priority=0, ticket=ticket,
+            prompts=audio.prompts, params=PARAMS, priority=0, ticket=ticket,
         )  # fmt: skip
-        reply = ClipReply(self.serving, job, recognizer, request, heard, self._text)
+        reply = ClipReply(self.serving, job, recognizer, request, audio, self._text)
         async with aclosing(reply.deltas()) as deltas:
             async for delta in deltas:
                 await self._send("transcription.delta", delta=delta)

@@ -99,7 +99,7 @@ class Recognizer(ABC):
         """Text between the transcripts of two windows. Default: none, they have it."""
         return ""
 
-    def limit(self, heard: WindowedAudio) -> int | None:
+    def limit(self, audio: WindowedAudio) -> int | None:
         """Most tokens of a window, unless a request says another number. None: what the context has room for."""
         return None
 

@@ -52,41 +52,41 @@ def open_recognizer(serving: Serving) -> Recognizer:
 
 
 async def _answer(serving: Serving, http: Request, task: str) -> Response:
-    ear = serving.own(open_recognizer)
-    parts, ticket = await serving.read_form(http, ear.most_bytes + OVERHEAD)
+    recognizer = serving.own(open_recognizer)
+    parts, ticket = await serving.read_form(http, recognizer.most_bytes + OVERHEAD)
     fields, data = fields_of(parts)
     del parts
     request = serving.fields.parse(AudioRequest, fields)
-    check(request, ear.timed, ear.heads)
+    check(request, recognizer.timed, recognizer.heads)
     serving.model_name(request.model)
-    if len(data) > ear.most_bytes:
-        raise ApiError(f"file: {len(data)} bytes; at most {ear.most_bytes} are taken: send it in parts", "file", 413)
-    ear.check(request, task)
-    sound = await asyncio.to_thread(ear.decode, data)
+    if len(data) > recognizer.most_bytes:
+        raise ApiError(f"file: {len(data)} bytes; at most {recognizer.most_bytes} are taken: send it in parts", "file", 413)
+    recognizer.check(request, task)
+    sound = await asyncio.to_thread(recognizer.decode, data)
     del data
-    heard = await or_disconnect(http.receive, ear.prepare(request, sound, task, ticket))
-    if heard is None:
+    audio = await or_disconnect(http.receive, recognizer.prepare(request, sound, task, ticket))
+    if audio is None:
         return Response(status_code=499)
-    if isinstance(ear, ClipRecognizer):
-        return await answer_clip(serving, http, ear, request, heard, ticket)
-    params = build_params(ear, request, heard)
-    job = serving.job("trsc" if task == "transcribe" else "trsl", http, request, heard.prompts, params, ticket)
-    reply = TranscriptReply(serving, job, ear, request, heard, task)
+    if isinstance(recognizer, ClipRecognizer):
+        return await answer_clip(serving, http, recognizer, request, audio, ticket)
+    params = build_params(recognizer, request, audio)
+    job = serving.job("trsc" if task == "transcribe" else "trsl", http, request, audio.prompts, params, ticket)
+    reply = TranscriptReply(serving, job, recognizer, request, audio, task)
     if request.stream:
         return await reply.respond(http, True)
     answer = await or_disconnect(http.receive, reply.transcript())
     return Response(status_code=499) if answer is None else answer
 
 
-def build_params(ear: Recognizer, request: AudioRequest, heard: WindowedAudio) -> SamplingParams:
+def build_params(recognizer: Recognizer, request: AudioRequest, audio: WindowedAudio) -> SamplingParams:
     """Of every window."""
     fields = {name: value for name in shared_fields(AudioRequest) if (value := getattr(request, name)) is not None}
-    if request.has_timestamps and isinstance(ear, WhisperRecognizer):
-        fields |= ear.timed_fields()
+    if request.has_timestamps and isinstance(recognizer, WhisperRecognizer):
+        fields |= recognizer.timed_fields()
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(
-        max_tokens=request.max_completion_tokens or ear.limit(heard), output_kind=kind, detokenize=not request.has_timestamps,
-        **{"temperature": 0.0, **fields},
+        max_tokens=request.max_completion_tokens or recognizer.limit(audio), output_kind=kind,
+        detokenize=not request.has_timestamps, **{"temperature": 0.0, **fields},
     )  # fmt: skip
 
 
@@ -94,12 +94,18 @@ class TranscriptReply(TurnReply):
     """The windows of one request as one answer, or as a stream."""
 
     def __init__(
-        self, serving: Serving, job: GenerationJob, ear: Recognizer, request: AudioRequest, heard: WindowedAudio, task: str
+        self,
+        serving: Serving,
+        job: GenerationJob,
+        recognizer: Recognizer,
+        request: AudioRequest,
+        audio: WindowedAudio,
+        task: str,
     ) -> None:
         super().__init__(serving, job)
-        self.ear, self.request, self.heard, self.task = ear, request, heard, task
+        self.recognizer, self.request, self.audio, self.task = recognizer, request, audio, task
         self._text = ""
-        self._filters = [ear.open_filter(request) for _ in job.prompts]
+        self._filters = [recognizer.open_filter(request) for _ in job.prompts]
         self._held = [""] * len(job.prompts)
         """Text of windows held back until earlier ones end."""
         self._over = [False] * len(job.prompts)
@@ -110,21 +116,21 @@ class TranscriptReply(TurnReply):
         """The whole answer, in the requested format."""
         form = self.request.response_format
         if self.request.has_timestamps:
-            assert isinstance(self.ear, WhisperRecognizer)
-            found = await TimedTranscript(self.ear, self.job, self.request, self.heard).transcribe()
-            return pieces.write_timed(found, self.request, self.heard, self.task, self.job.params.temperature)
+            assert isinstance(self.recognizer, WhisperRecognizer)
+            found = await TimedTranscript(self.recognizer, self.job, self.request, self.audio).transcribe()
+            return pieces.write_timed(found, self.request, self.audio, self.task, self.job.params.temperature)
         outputs = await self.serving.run(self.job)
         texts = [f.push(o.outputs[0].text) + f.finish() for f, o in zip(self._filters, outputs, strict=True)]
         text = ""
         for each in texts:
-            text += self.ear.join(text, each) + each
+            text += self.recognizer.join(text, each) + each
         text = text.strip()
         if form == "text":
             return Response(text + "\n", media_type="text/plain")
         return respond({"text": text, "usage": self._usage()})
 
     def _usage(self) -> dict[str, Any]:
-        return pieces.write_usage(self.heard)
+        return pieces.write_usage(self.audio)
 
     def write(self, i: int, output: RequestOutput) -> Iterator[bytes]:
         """Windows in order: text of a later one waits until the earlier ones end."""
@@ -136,7 +142,7 @@ class TranscriptReply(TurnReply):
             delta, self._held[self._at] = self._held[self._at], ""
             delta = delta if self._text else delta.lstrip()
             if delta:
-                delta = delta if self._begun else self.ear.join(self._text, delta) + delta
+                delta = delta if self._begun else self.recognizer.join(self._text, delta) + delta
                 self._text, self._begun = self._text + delta, True
                 yield _event({"type": "transcript.text.delta", "delta": delta})
             if not self._over[self._at]:

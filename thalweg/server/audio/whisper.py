@@ -96,8 +96,8 @@ def write_prompt(ids: Sequence[int], mel: LogMel) -> dict[str, Any]:
 class TimedTranscript:
     """Segments of a transcript, with times."""
 
-    def __init__(self, recognizer: WhisperRecognizer, job: GenerationJob, request: AudioRequest, heard: WindowedAudio) -> None:
-        self.ear, self.serving, self.job, self.request, self.heard = recognizer, recognizer.serving, job, request, heard
+    def __init__(self, recognizer: WhisperRecognizer, job: GenerationJob, request: AudioRequest, audio: WindowedAudio) -> None:
+        self.recognizer, self.serving, self.job, self.request, self.audio = recognizer, recognizer.serving, job, request, audio
 
     async def transcribe(self) -> list[pieces.TranscriptSegment]:
         """Of all windows, in order."""
@@ -108,7 +108,7 @@ class TimedTranscript:
     async def _no_speech(self) -> list[float] | None:
         """The probability of each window that nobody speaks in it: that of a token right after the first. None: the model has
         no such token."""
-        token, start = self.ear.tokens.no_speech, self.ear.tokens.start
+        token, start = self.recognizer.tokens.no_speech, self.recognizer.tokens.start
         if token is None:
             return None
         params = SamplingParams(
@@ -126,8 +126,8 @@ class TimedTranscript:
     async def _transcribe_windows(self, quiet: list[float] | None) -> list[pieces.TranscriptSegment]:
         """Segments of all windows, in order. A rest that a window did not transcribe is sent again, as a separate window.
         quiet: of each window, the probability that nobody speaks."""
-        found: list[list[pieces.TranscriptSegment]] = [[] for _ in self.heard.cuts]
-        todo, job = list(enumerate(self.heard.cuts)), self.job
+        found: list[list[pieces.TranscriptSegment]] = [[] for _ in self.audio.cuts]
+        todo, job = list(enumerate(self.audio.cuts)), self.job
         for _ in range(ROUNDS):
             outputs = await self.serving.run(job)
             times = await self._align_words(job, [window for _, window in todo], outputs)
@@ -137,7 +137,7 @@ class TimedTranscript:
             todo = [(i, rest) for i, rest in rests if rest is not None]
             if not todo:
                 break
-            mels = await asyncio.to_thread(self.ear.mels, self.heard.sound, [w for _, w in todo])
+            mels = await asyncio.to_thread(self.recognizer.mels, self.audio.sound, [w for _, w in todo])
             prompt = self.job.prompts[0]["prompt_token_ids"]
             job = msgspec.structs.replace(self.job, prompts=[write_prompt(prompt, mel) for mel in mels])
         for segments, probability in zip(found, quiet or (), strict=False):
@@ -148,7 +148,7 @@ class TimedTranscript:
     def _rest(self, window: AudioWindow, output: RequestOutput) -> AudioWindow | None:
         """The rest of a window to transcribe again: all after the last timestamp, if it is repeated. The model is trained to
         repeat it where a segment begins that the window cuts off."""
-        ids, times = [t for t in output.outputs[0].token_ids if t != self.ear.tokens.end], self.ear.tokens.times
+        ids, times = [t for t in output.outputs[0].token_ids if t != self.recognizer.tokens.end], self.recognizer.tokens.times
         if len(ids) < 3 or min(ids[-2:]) < times:
             return None
         begin = window.begin + round((ids[-1] - times) * STEP * RATE)
@@ -177,22 +177,24 @@ class TimedTranscript:
             aligned = await self.serving.run(msgspec.structs.replace(job, prompts=prompts, params=params))
             for i, output in zip(group, aligned, strict=True):
                 found[i] = await asyncio.to_thread(self._read_times, output, cuts[i])
-        return [pieces.TokenTimes([0.0], self.heard.language) if times is None else times for times in found]
+        return [pieces.TokenTimes([0.0], self.audio.language) if times is None else times for times in found]
 
     def _read_times(self, output: RequestOutput, window: AudioWindow) -> pieces.TokenTimes:
         """For a thread. The last token of a window has no weights: it ends with the one before."""
         assert output.alignment is not None
-        weights = output.alignment.reshape(len(output.alignment), self.ear.config.heads, -1)
+        weights = output.alignment.reshape(len(output.alignment), self.recognizer.config.heads, -1)
         frames = max(1, (window.end - window.begin) // HOP // STRIDE)
         begins = align_tokens(weights[..., :frames], STEP)
-        return pieces.TokenTimes([*begins, begins[-1]], self.heard.language)
+        return pieces.TokenTimes([*begins, begins[-1]], self.audio.language)
 
     def _pieces(
         self, window: AudioWindow, output: RequestOutput, times: pieces.TokenTimes | None
     ) -> list[pieces.TranscriptSegment]:
         choice = output.outputs[0]
-        ids = [t for t in choice.token_ids if t != self.ear.tokens.end]
+        ids = [t for t in choice.token_ids if t != self.recognizer.tokens.end]
         known = [p[t].logprob for t, p in zip(choice.token_ids, choice.logprobs or (), strict=False) if t in p]
         mean = sum(known) / len(known) if known else 0.0
         length = (window.end - window.begin) / RATE
-        return list(pieces.cut(ids, self.ear.tokens, self.ear.tokenizer, window.begin / RATE, length, mean, times))
+        return list(
+            pieces.cut(ids, self.recognizer.tokens, self.recognizer.tokenizer, window.begin / RATE, length, mean, times)
+        )

@@ -28,7 +28,7 @@ class Exchange:
         self._pieces: list[bytes] = []
         self.waiting = 0
         """Bytes of the body the application has not taken."""
-        self._more, self._news = True, asyncio.Event()
+        self._more, self._changed = True, asyncio.Event()
         self._gone, self.started, self._complete = False, False, False
         self._chunked = False
         self._left: int | None = None
@@ -42,12 +42,12 @@ class Exchange:
             self.waiting += len(piece)
         if piece or done:
             self._more = not done
-            self._news.set()
+            self._changed.set()
 
     def leave(self) -> None:
         """The client is gone, or gets no other answer."""
         self._gone = True
-        self._news.set()
+        self._changed.set()
 
     def probe(self) -> None:
         """Send bytes without meaning: a disconnected client's system answers with a reset. Once the answer has begun, its bytes
@@ -74,13 +74,13 @@ class Exchange:
         if self._expects and not self.started and not self._gone:
             self._expects = False
             self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if not self._news.is_set() and not self._complete:
+        if not self._changed.is_set() and not self._complete:
             self._connection.wants_body()
         if not self._complete:
-            await self._news.wait()
-            self._news.clear()
+            await self._changed.wait()
+            self._changed.clear()
         if self._gone or self._complete:
-            self._news.set()
+            self._changed.set()
             return {"type": "http.disconnect"}
         body, self._pieces, self.waiting = b"".join(self._pieces), [], 0
         return {"type": "http.request", "body": body, "more_body": self._more}
@@ -149,5 +149,5 @@ class Exchange:
             self._connection.transport.write(body)
         if not more:
             self._complete = True
-            self._news.set()
+            self._changed.set()
             self._connection.finish_response()

@@ -19,7 +19,7 @@ from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.text.tokenizer import load_tokenizer
 
 
-class FakeEar(FakeEngine):
+class FakeRecognizer(FakeEngine):
     """Every window is " a bc", with times from 0 to 0.2 and from 0.4 on. What is silent is in German."""
 
     def __init__(self, *, multilingual: bool = True, delay: float = 0.0, heads: int = 2) -> None:
