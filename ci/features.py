@@ -99,7 +99,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
                 "tests/models/test_moonshine.py",
                 "tests/models/test_parakeet.py",
                 "tests/models/test_wav2vec.py",
-                "tests/models/test_canary.py",
+                "tests/models/test_prompted_speech.py",
             ),
         ),
         Feature("[Word timestamps](audio.md#long-audio) in transcripts", "RUUUN", ("tests/models/test_word_times.py",)),

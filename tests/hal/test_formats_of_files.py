@@ -143,11 +143,21 @@ def test_an_int4_file_is_held_and_means_the_same() -> None:
     }  # fmt: skip
     want = library().compressor("pack-quantized").decompress(file, library().schemes["pack-quantized"])["weight"]
     torch.testing.assert_close(dequantise(data, 32, torch.float32), want, rtol=1e-6, atol=0)
-    made = quantise(weight, WeightFormat("int", 4, 32, symmetric=False))
-    torch.testing.assert_close(made.data["scales"], file["weight_scale"], rtol=2**-8, atol=0)
-    assert torch.equal(made.data["scales"], made.data["scales"].bfloat16().float())  # which a file of float32 need not have
-    assert (made.data["codes"].int() - data["codes"].int()).abs().max() <= 1  # it adds zero points before it rounds
-    assert (made.data["zeros"].int() - data["zeros"].int()).abs().max() <= 1
+    made = dequantise(quantise(weight, WeightFormat("int", 4, 32, symmetric=False)).data, 32, torch.float32)
+    assert (made - weight).square().sum() < (want - weight).square().sum()  # it fits scales and zero points
+
+
+def test_scales_of_int4_are_the_library_s() -> None:
+    """Groups of 64, whose range sets scale and zero point."""
+    weight, group = drawn(), 64
+    groups = weight.unflatten(-1, (-1, group))
+    scale, zero = library().scales(groups.amin(-1), groups.amax(-1), library().schemes["pack-quantized"].weights)
+    made = quantise(weight, WeightFormat("int", 4, group, symmetric=False)).data
+    torch.testing.assert_close(made["scales"], scale, rtol=2**-8, atol=0)
+    assert torch.equal(made["scales"], made["scales"].bfloat16().float())  # which a file of float32 need not have
+    codes = (groups / scale[..., None] + zero[..., None].float()).round().clamp(-8, 7) + 8
+    assert (made["codes"].int() - codes.flatten(1).int()).abs().max() <= 1  # it adds zero points before it rounds
+    assert (made["zeros"].int() - zero.int() - 8).abs().max() <= 1
 
 
 def test_weights_made_for_other_engines_are_packed_as_their_library_packs() -> None:

@@ -7,6 +7,7 @@ import configparser
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import byte_formulas
@@ -357,3 +358,9 @@ def test_a_declaration_and_its_layer_share_a_name_and_no_other_classes_do() -> N
     spec, layer, other = (f"thalweg/{room}/x.py" for room in ("models/spec", "models/layers", "engine"))
     assert not list(names.check_classes([("A", spec, 1), ("A", layer, 2), ("B", other, 3)]))
     assert [f.path for f in names.check_classes([("A", spec, 1), ("A", other, 2)])] == [other]
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """The folders are no packages: a second module of one name is not collected."""
+    counts = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in counts.items() if count > 1] == []
