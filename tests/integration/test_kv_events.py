@@ -62,11 +62,12 @@ class KVEventBatch(msgspec.Struct, array_like=True):
 class Router:
     """A subscriber: (number, batch) of all it heard."""
 
-    def __init__(self, config: KvEventsConfig) -> None:
+    def __init__(self, config: KvEventsConfig, subscribes: bool = True) -> None:
         self.context = zmq.Context()
         self.sub, self.asks = self.context.socket(zmq.SUB), self.context.socket(zmq.DEALER)
-        self.sub.subscribe(config.topic)
-        self.sub.connect(config.endpoint)
+        if subscribes:
+            self.sub.subscribe(config.topic)
+            self.sub.connect(config.endpoint)
         self.asks.connect(config.replay_endpoint)
         self.topic = config.topic.encode()
         self.heard: list[tuple[int, KVEventBatch]] = []
@@ -261,6 +262,10 @@ async def test_a_new_subscriber_learns_at_once_what_it_missed(config: KvEventsCo
     cleared = Outputs(np.empty(0, np.int64), np.empty(0, np.int32), 0.0, kv_events=[BlocksCleared()], engine=0)
     events.publish(cleared)
     events.publish(cleared)
+    asker = Router(config, subscribes=False)
+    while len(asker.replay(0)) < 2:  # a thread publishes
+        await asyncio.sleep(0.01)
+    asker.close()
     for subscriptions in range(2):
         router = Router(config)
         number, batch = await router.hear()
