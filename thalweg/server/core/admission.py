@@ -169,13 +169,13 @@ class Admission:
             raise self._closed
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         seat = AdmissionSeat(
-            ticket, min(sequences, self.most_together), priority, next(self._numbers), turn, self._rest, self._queue
-        )
+            ticket, min(sequences, self.most_together), priority, next(self._numbers), turn, self._rest, self._queue,
+            prompts=prompts, tokens=tokens,
+        )  # fmt: skip
         self._queue(seat)
         try:
             await turn
             self._drain.start()
-            ticket.start(prompts, tokens)
             try:
                 yield seat
             finally:
@@ -263,6 +263,7 @@ class Admission:
             seat.holder.resume()
         else:
             seat.begun = True
+            seat.ticket.start(seat.prompts, seat.tokens)  # not when its task runs: until then it would count twice
             seat.turn.set_result(None)
 
     def _free(self, seat: AdmissionSeat) -> None:

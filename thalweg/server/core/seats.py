@@ -55,6 +55,9 @@ class AdmissionSeat:
     before: float = 0.0
     """Seconds it was held, before this time."""
     holder: Holder | None = field(default=None, repr=False)
+    prompts: int = 1
+    tokens: int = 0
+    """The ticket's places and tokens that it gives back when it is first held."""
 
     @property
     def tenant(self) -> str:
