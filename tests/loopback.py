@@ -16,7 +16,7 @@ _numbers = itertools.count(os.getpid())
 
 def free_port() -> int:
     """Nobody listens there. The system gives such ports to nobody: a connection of another test, which gets a port while it is
-    made, takes none of them. Workers have ports of their own."""
+    made, takes none of them. Each worker has other ports."""
     first = FIRST + WORKER % 8 * EACH
     if RANGE.exists():
         assert first + EACH <= int(RANGE.read_text().split()[0]), "the system gives these ports to connections"

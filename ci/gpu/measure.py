@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def read_case(args: argparse.Namespace, shape: str) -> Case:
-    """The case of these options. Scripts that open models of their own need not have all."""
+    """The case of these options. Other scripts that open models need not have all."""
     given = {name: getattr(args, name, False) for name in SETTINGS}
     return Case(shape, getattr(args, "layers", 0), getattr(args, "quantization", "") or "", **given)
 

@@ -395,6 +395,18 @@ def greedy(model: Any, name: str, ids: list[int], images: list[Any], new: int) -
 
 
 @torch.no_grad()
+def generate_scored(model: Any, new: int, given: int, **inputs: Any) -> tuple[list[int], np.ndarray]:
+    """(greedy tokens of a decoder with cross attention, their log-probabilities). new: tokens. given: those of the decoder's
+    prompt, the start token included. inputs: of `generate`."""
+    model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
+    out = model.generate(
+        **inputs, do_sample=False, num_beams=1, max_new_tokens=new, output_logits=True, return_dict_in_generate=True
+    )
+    tokens = out.sequences[0].tolist()[given:]
+    return tokens, torch.cat(out.logits).log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
+
+
+@torch.no_grad()
 def scores(model: Any, name: str, ids: list[int], images: list[Any]) -> np.ndarray:
     """transformers' log probabilities of the prompt's tokens, from the second."""
     logits = model(**given(name, ids, images)).logits[0, :-1].log_softmax(-1)

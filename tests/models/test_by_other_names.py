@@ -326,7 +326,7 @@ def test_mimo_v2_has_groups_of_heads_in_one_tensor(tmp_path):
     spread(model, 2)
     config = {**settings.to_dict(), "architectures": ["MiMoV2ForCausalLM"], "attention_projection_layout": "fused_qkv"}
 
-    def fused(tensors: Tensors) -> Tensors:
+    def fuse(tensors: Tensors) -> Tensors:
         out = {name.replace(".sinks", ".attention_sink_bias"): t for name, t in tensors.items()}
         for name in [n for n in out if n.endswith("q_proj.weight")]:
             at = name.removesuffix("q_proj.weight")
@@ -334,7 +334,7 @@ def test_mimo_v2_has_groups_of_heads_in_one_tensor(tmp_path):
             out[f"{at}qkv_proj.weight"] = torch.cat(parts, 1).flatten(0, 1)
         return out | {"visual.patch_embed.weight": torch.ones(4, 4), "audio_encoder.norm.weight": torch.ones(4)}
 
-    published(tmp_path / "m", model, config, fused)
+    published(tmp_path / "m", model, config, fuse)
     compared(tmp_path / "m", lambda ids: model(torch.tensor([ids])).logits[0])
     for key, wrong in (("attention_projection_layout", "odd"), ("quantization_config", {"quant_method": "fp8"})):
         with pytest.raises(UnsupportedModelError, match="attention_projection_layout"):

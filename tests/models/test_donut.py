@@ -62,16 +62,10 @@ def reader() -> Any:
     return transformers.DonutImageProcessorPil(size={"height": ROWS, "width": COLUMNS})
 
 
-@torch.no_grad()
 def greedy(model: Any, ids: list[int], image: Any) -> tuple[list[int], np.ndarray]:
-    """(tokens, their log probabilities)."""
-    model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
-    out = model.generate(
-        pixel_values=reader()(images=[image], return_tensors="pt")["pixel_values"], do_sample=False, num_beams=1,
-        decoder_input_ids=torch.tensor([ids]), max_new_tokens=NEW, output_logits=True, return_dict_in_generate=True,
-    )  # fmt: skip
-    tokens = out.sequences[0].tolist()[len(ids) :]
-    return tokens, torch.cat(out.logits).log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
+    """(tokens, their log-probabilities)."""
+    pixels = reader()(images=[image], return_tensors="pt")["pixel_values"]
+    return seeing.generate_scored(model, NEW, len(ids), pixel_values=pixels, decoder_input_ids=torch.tensor([ids]))
 
 
 @pytest.mark.slow

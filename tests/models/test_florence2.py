@@ -59,19 +59,12 @@ def reader() -> Any:
     return transformers.CLIPImageProcessorPil(size={"height": SIDE, "width": SIDE}, do_center_crop=False)
 
 
-@torch.no_grad()
 def greedy(model: Any, ids: list[int], image: Any) -> tuple[list[int], np.ndarray]:
-    """(tokens, their log probabilities) of a source."""
+    """(tokens, their log-probabilities) of a source."""
     placeholder = seeing.IDS[TOKEN]
     ids = [i for i in ids if i == placeholder] + [i for i in ids if i != placeholder]
     pixels = {} if image is None else {"pixel_values": reader()(images=[image], return_tensors="pt")["pixel_values"]}
-    model.generation_config.eos_token_id = None
-    out = model.generate(
-        torch.tensor([ids]), **pixels, do_sample=False, num_beams=1, max_new_tokens=NEW, output_logits=True,
-        return_dict_in_generate=True,
-    )  # fmt: skip
-    tokens = out.sequences[0].tolist()[1:]
-    return tokens, torch.cat(out.logits).log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
+    return seeing.generate_scored(model, NEW, 1, inputs=torch.tensor([ids]), **pixels)
 
 
 @pytest.mark.slow

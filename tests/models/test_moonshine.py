@@ -18,7 +18,7 @@ from thalweg.models.spec.waveform import count_sources
 LENGTHS = (0.3, 1.1, 2.37, 0.1)
 
 
-def prompt(wave: np.ndarray) -> dict[str, object]:
+def make_prompt(wave: np.ndarray) -> dict[str, object]:
     return {"prompt_token_ids": [START], "multi_modal_data": {"audio": wave}}
 
 
@@ -47,7 +47,7 @@ def test_transcripts_are_those_of_transformers(platform, tmp_path):
     params, model = SamplingParams(max_tokens=20, temperature=0), load(path)
     want = [greedy(model, wave, 20) for wave in waves]
     for _ in range(2):
-        outputs = llm.generate([prompt(w) for w in waves], params, use_tqdm=False)
+        outputs = llm.generate([make_prompt(w) for w in waves], params, use_tqdm=False)
         assert [list(o.outputs[0].token_ids) for o in outputs] == want
     assert len({tuple(ids) for ids in want}) > 3, "sounds change nothing"
 
@@ -58,9 +58,9 @@ def test_clips_that_are_too_long_or_short(tmp_path):
     llm = LLM(str(path), device="cpu", dtype="float32", max_num_seqs=2, use_tqdm_on_load=False)
     params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
     with pytest.raises(RequestError, match=r"accepts 9\.84 at once"):
-        llm.generate([prompt(sound(1, 10.0))], params, use_tqdm=False)
+        llm.generate([make_prompt(sound(1, 10.0))], params, use_tqdm=False)
     short = sound(2, 0.01)
-    (got,) = llm.generate([prompt(short)], params, use_tqdm=False)
+    (got,) = llm.generate([make_prompt(short)], params, use_tqdm=False)
     padded = np.concatenate([short, np.zeros(1600 - short.size, np.float32)])
     assert list(got.outputs[0].token_ids)[:2] == greedy(load(path), padded, 2)[:2]
 

@@ -18,7 +18,7 @@ from thalweg.models.families.parakeet import parakeet_tdt
 LENGTHS = (0.3, 1.1, 2.37, 4.0)
 
 
-def prompt(wave: np.ndarray) -> dict[str, object]:
+def make_prompt(wave: np.ndarray) -> dict[str, object]:
     return {"prompt": "", "multi_modal_data": {"audio": wave}}
 
 
@@ -46,7 +46,7 @@ def test_transcripts_are_those_of_transformers(name, platform, tmp_path):
     llm, model = open_llm(path, platform), load(name, path)
     want = [transcribe(name, model, path, wave) for wave in waves]
     for _ in range(2):
-        outputs = llm.encode([prompt(w) for w in waves], use_tqdm=False)
+        outputs = llm.encode([make_prompt(w) for w in waves], use_tqdm=False)
         assert [read(o.outputs.data) for o in outputs] == want
     ids = [tuple(token for token, _, _ in each) for each in want]
     assert len(set(ids)) > 3, "sounds change nothing"
@@ -56,7 +56,7 @@ def test_transcripts_are_those_of_transformers(name, platform, tmp_path):
 def test_log_probabilities(tmp_path):
     """Of a token: the mean of its frames'."""
     path, wave = make_parakeet("ctc", tmp_path), sound(3, 2.0)
-    (got,) = open_llm(path).encode([prompt(wave)], use_tqdm=False)
+    (got,) = open_llm(path).encode([make_prompt(wave)], use_tqdm=False)
     inputs = transformers.ParakeetFeatureExtractor.from_pretrained(path)(wave, sampling_rate=16_000, return_tensors="pt")
     with torch.inference_mode():
         known = load("ctc", path)(**inputs).logits[0].log_softmax(-1).max(-1).values.numpy()
@@ -76,7 +76,7 @@ OTHERS = {
 @pytest.mark.parametrize("case", OTHERS)
 def test_other_encoders(case, tmp_path):
     path, wave = make_parakeet("ctc", tmp_path, OTHERS[case]), sound(3, 2.0)
-    (got,) = open_llm(path).encode([prompt(wave)], use_tqdm=False)
+    (got,) = open_llm(path).encode([make_prompt(wave)], use_tqdm=False)
     want = transcribe("ctc", load("ctc", path), path, wave)
     assert read(got.outputs.data) == want
     assert len(want) > 3
@@ -86,13 +86,13 @@ def test_what_is_refused(tmp_path):
     path = make_parakeet("tdt", tmp_path)
     llm = open_llm(path)
     with pytest.raises(RequestError, match=r"needs at least 0\.1"):
-        llm.encode([prompt(sound(1, 0.05))], use_tqdm=False)
+        llm.encode([make_prompt(sound(1, 0.05))], use_tqdm=False)
     with pytest.raises(RequestError, match="accepts 60 at once"):
-        llm.encode([prompt(sound(1, 60.1))], use_tqdm=False)
+        llm.encode([make_prompt(sound(1, 60.1))], use_tqdm=False)
     with pytest.raises(RequestError, match="does not generate"):
-        llm.generate([prompt(sound(1, 1))], SamplingParams(), use_tqdm=False)
+        llm.generate([make_prompt(sound(1, 1))], SamplingParams(), use_tqdm=False)
     with pytest.raises(RequestError, match="cannot embed"):
-        llm.embed([prompt(sound(1, 1))], use_tqdm=False)
+        llm.embed([make_prompt(sound(1, 1))], use_tqdm=False)
     config = read_config(path)
     for said, error, words in (
         ({"durations": [0]}, CheckpointError, "durations"),

@@ -23,7 +23,7 @@ PROMPT = [VOCAB[t] for t in ("<|startofcontext|>", "<|startoftranscript|>", "<|e
 LENGTHS = (0.3, 1.1, 2.37, 0.7)
 
 
-def prompt(wave: np.ndarray) -> dict[str, object]:
+def make_prompt(wave: np.ndarray) -> dict[str, object]:
     return {"prompt_token_ids": PROMPT, "multi_modal_data": {"audio": wave}}
 
 
@@ -40,7 +40,7 @@ def test_transcripts_are_those_of_transformers(name, platform, tmp_path):
     want = [greedy(model, wave, PROMPT, NEW) for wave in waves]
     for _ in range(2):
         outputs = llm.generate(
-            [prompt(w) for w in waves], SamplingParams(max_tokens=NEW, temperature=0, logprobs=0), use_tqdm=False
+            [make_prompt(w) for w in waves], SamplingParams(max_tokens=NEW, temperature=0, logprobs=0), use_tqdm=False
         )
         for output, (ids, known) in zip(outputs, want, strict=True):
             choice = output.outputs[0]
@@ -54,7 +54,7 @@ def test_transcripts_are_those_of_transformers(name, platform, tmp_path):
 @pytest.mark.parametrize(("name", "more"), [("canary", {"tie_word_embeddings": False}), ("cohere", {"attention_bias": False})])
 def test_other_settings(name, more, tmp_path):
     path, wave = make_canary(name, tmp_path, **more), sound(3, 1.7)
-    (got,) = open_llm(path).generate([prompt(wave)], SamplingParams(max_tokens=NEW, temperature=0), use_tqdm=False)
+    (got,) = open_llm(path).generate([make_prompt(wave)], SamplingParams(max_tokens=NEW, temperature=0), use_tqdm=False)
     assert list(got.outputs[0].token_ids) == greedy(load(name, path), wave, PROMPT, NEW)[0]
 
 
@@ -92,7 +92,7 @@ def test_languages_are_those_of_transformers():
 def test_what_is_refused(tmp_path):
     path = make_canary("canary", tmp_path)
     with pytest.raises(RequestError, match="accepts 40 at once"):
-        open_llm(path).generate([prompt(sound(1, 41))], SamplingParams(max_tokens=2), use_tqdm=False)
+        open_llm(path).generate([make_prompt(sound(1, 41))], SamplingParams(max_tokens=2), use_tqdm=False)
     config = read_config(path)
     for said, error, words in (
         ({"num_attention_heads": 5}, CheckpointError, "num_attention_heads"),

@@ -58,16 +58,10 @@ def reader() -> Any:
     return transformers.ViTImageProcessorPil(size={"height": SIDE, "width": SIDE})
 
 
-@torch.no_grad()
 def greedy(model: Any, image: Any) -> tuple[list[int], np.ndarray]:
-    """(tokens, their log probabilities)."""
-    model.generation_config.eos_token_id = None
-    out = model.generate(
-        pixel_values=reader()(images=[image], return_tensors="pt")["pixel_values"], do_sample=False, num_beams=1,
-        max_new_tokens=NEW, decoder_start_token_id=START, output_logits=True, return_dict_in_generate=True,
-    )  # fmt: skip
-    tokens = out.sequences[0].tolist()[1:]
-    return tokens, torch.cat(out.logits).log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
+    """(tokens, their log-probabilities)."""
+    pixels = reader()(images=[image], return_tensors="pt")["pixel_values"]
+    return seeing.generate_scored(model, NEW, 1, pixel_values=pixels, decoder_start_token_id=START)
 
 
 @pytest.mark.slow

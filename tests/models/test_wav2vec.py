@@ -22,7 +22,7 @@ LENGTHS = (0.3, 1.1, 2.37)
 DAY = ("wav2vec2", "wavlm")
 
 
-def prompt(wave: np.ndarray) -> dict[str, object]:
+def make_prompt(wave: np.ndarray) -> dict[str, object]:
     return {"prompt": "", "multi_modal_data": {"audio": wave}}
 
 
@@ -36,7 +36,7 @@ def test_transcripts_are_those_of_transformers(name, platform, tmp_path):
     """Several clips at once."""
     path, waves = make_wav2vec(name, tmp_path), [sound(i, LENGTHS[i % 3] + 0.1 * (i // 3)) for i in range(4)]
     model = load(name, path)
-    outputs = open_llm(path, platform).encode([prompt(w) for w in waves], use_tqdm=False)
+    outputs = open_llm(path, platform).encode([make_prompt(w) for w in waves], use_tqdm=False)
     want = [transcribe(model, path, wave) for wave in waves]
     assert [read(o.outputs.data) for o in outputs] == want
     assert len({token for each in want for token, _, _ in each}) > 2, "sounds change nothing"
@@ -50,7 +50,7 @@ def test_transcripts_are_those_of_transformers(name, platform, tmp_path):
 @pytest.mark.slow
 def test_older_names_of_weight_norms(tmp_path):
     path, wave = make_wav2vec("wav2vec2", tmp_path, old=True), sound(1, 1.3)
-    (got,) = open_llm(path).encode([prompt(wave)], use_tqdm=False)
+    (got,) = open_llm(path).encode([make_prompt(wave)], use_tqdm=False)
     new = make_wav2vec("wav2vec2", tmp_path / "new")
     assert read(got.outputs.data) == transcribe(load("wav2vec2", new), new, wave)
 
@@ -59,7 +59,7 @@ def test_older_names_of_weight_norms(tmp_path):
 def test_a_clip_that_is_not_normalised(tmp_path):
     path, wave = make_wav2vec("wav2vec2-large", tmp_path), sound(1, 1.3) + 0.5
     (path / "preprocessor_config.json").write_text(json.dumps({"do_normalize": False}))
-    (got,) = open_llm(path).encode([prompt(wave)], use_tqdm=False)
+    (got,) = open_llm(path).encode([make_prompt(wave)], use_tqdm=False)
     with torch.inference_mode():
         want = load("wav2vec2-large", path)(torch.from_numpy(wave)[None]).logits[0].argmax(-1).tolist()
     rows = read(got.outputs.data)
@@ -95,7 +95,7 @@ def test_what_is_refused(tmp_path):
     path = make_wav2vec("wavlm", tmp_path)
     llm = open_llm(path)
     with pytest.raises(RequestError, match="accepts 30 at once"):
-        llm.encode([prompt(sound(1, 30.1))], use_tqdm=False)
+        llm.encode([make_prompt(sound(1, 30.1))], use_tqdm=False)
     config = read_config(path)
     for said, error, words in (
         ({"adapter_attn_dim": 16}, UnsupportedModelError, "adapter_attn_dim"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.errors import ConfigError, UnsupportedModelError
@@ -44,6 +44,10 @@ class Context:
     """Context of the vision and audio encoders, where they do not run in the queue of the steps."""
     adapters: AdapterPlan | None = None
     """The plan for low-rank adapters of linear layers. None: no adapters."""
+
+    def of_encoder(self) -> Context:
+        """For a vision or audio encoder: whole on each rank, in the model's dtype, without adapters."""
+        return replace(self.encoders or self, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
 
     def bind(self, op: Op, **spec: Any) -> BoundOp:
         return self.binder.bind(op, dtype=self.dtype, **spec)

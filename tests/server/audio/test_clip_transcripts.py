@@ -34,7 +34,7 @@ def heard(samples: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def server(tmp_path_factory):
     path = parakeet_zoo.make_parakeet("tdt", tmp_path_factory.mktemp("clips"))
     process = Process(str(path), "--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "m")
     client = openai.OpenAI(base_url=process.url() + "/v1", api_key="none", max_retries=0, timeout=60)
@@ -43,9 +43,9 @@ def served(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_answers_are_those_of_transformers(served):
+def test_answers_are_those_of_transformers(server):
     """A file of several windows: text, a stream, segments and words with their times."""
-    path, model, client = served
+    path, model, client = server
     samples, tok = pcm(70.0), Tokenizer.from_file(str(path / "tokenizer.json"))
     cuts = windows(heard(samples), 60 * RATE, RATE)
     assert len(cuts) == 2
@@ -80,9 +80,9 @@ def test_answers_are_those_of_transformers(served):
 
 
 @pytest.mark.slow
-def test_live_audio(served):
+def test_live_audio(server):
     """Windows of ten seconds: each delta is the transcript of one."""
-    path, model, client = served
+    path, model, client = server
     samples, tok = pcm(14.0, 5), Tokenizer.from_file(str(path / "tokenizer.json"))
     cuts = windows(heard(samples), 10 * RATE, RATE)
     rows = [parakeet_zoo.transcribe("tdt", model, path, heard(samples)[w.begin : w.end]) for w in cuts]
@@ -102,9 +102,9 @@ def test_live_audio(served):
 
 
 @pytest.mark.slow
-def test_what_is_refused(served):
+def test_what_is_refused(server):
     """A clip shorter than the shortest is filled up with silence."""
-    _, _, client = served
+    _, _, client = server
     said = {"model": "m", "file": ("a.wav", wav(pcm(0.05)))}
     assert client.audio.transcriptions.create(**said, temperature=0).text is not None
     for field, value in (

@@ -19,7 +19,7 @@ LEAST, MOST = 512 * 512, 2048 * 2048
 
 
 class Hy4(QwenVL, frozen=True, kw_only=True):
-    """The end of a row is a column of its own."""
+    """The end of a row is one more column."""
 
     def grid(self, size: Size) -> Size:
         width, height = self.first_view_size(size)

@@ -95,7 +95,7 @@ class Attention:
     grouped: bool = False
     """The fused tensor holds of each head of keys in turn its heads of q, its k and its v."""
     rows: tuple[Rows | None, Rows | None, Rows | None] = (None, None, None)
-    """Of q, k and v in tensors that mix them; None = a tensor of its own name."""
+    """Of q, k and v in tensors that mix them; None = the tensor of that name."""
     out: str = "o_proj"
     turned: bool = False
     """Matrices are stored [inputs, outputs]."""

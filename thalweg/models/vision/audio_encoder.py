@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
-from thalweg.hal.comm import Mesh
 from thalweg.hal.ops.activation import activate
 from thalweg.hal.parts.frames import Frames
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
@@ -20,7 +18,6 @@ from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear
 from thalweg.models.vision.tower import Projector
 from thalweg.models.weights import ParamSpec
-from thalweg.quantization.online import DENSE_FORMATS
 
 
 class AudioEncoder:
@@ -28,7 +25,7 @@ class AudioEncoder:
 
     def __init__(self, ctx: Context, s: spec.AudioSpec, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
         """block: builder of a layer."""
-        ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
+        ctx = ctx.of_encoder()
         self.spec, self._dtype = s, getattr(torch, ctx.dtype)
         self._out = None if s.out is None else Linear(ctx, weights["out"])
         self._blocks = [block(ctx, layer, weights["layers"][i], [MixerRef(i, 0, 0)]) for i, layer in enumerate(s.layers)]

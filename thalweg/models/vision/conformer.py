@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from thalweg.hal.comm import Mesh
 from thalweg.hal.ops.activation import activate
 from thalweg.hal.parts.frames import Frames
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
@@ -18,7 +16,6 @@ from thalweg.models.context import Context
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.weights import ParamSpec, Weight
-from thalweg.quantization.online import DENSE_FORMATS
 
 Parts = Mapping[str, Any]
 
@@ -58,7 +55,7 @@ class Conformer:
 
     def __init__(self, ctx: Context, s: spec.ConformerSpec, weights: Parts, block: Callable[..., Any]) -> None:
         """block: unused, as its layers are of another kind."""
-        ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
+        ctx = ctx.of_encoder()
         self.spec, self._dtype = s, getattr(torch, ctx.dtype)
         own = {key: part for key, part in weights.items() if key != "projector"}
         self._parts = BoundParts(ctx, own, s.norm(""))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from thalweg.hal.comm import Mesh
 from thalweg.hal.parts.frames import Frames
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
@@ -17,7 +15,6 @@ from thalweg.models.context import Context
 from thalweg.models.vision.activation import activate_clip
 from thalweg.models.vision.conformer import BoundParts
 from thalweg.models.vision.transcript import build_transcriber
-from thalweg.quantization.online import DENSE_FORMATS
 
 Parts = Mapping[str, Any]
 
@@ -30,7 +27,7 @@ class FastConformer:
 
     def __init__(self, ctx: Context, s: spec.FastConformerSpec, weights: Parts, block: Callable[..., Any]) -> None:
         """block: unused, as its layers are of another kind."""
-        ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
+        ctx = ctx.of_encoder()
         self.spec, self._dtype = s, getattr(torch, ctx.dtype)
         self._parts = BoundParts(ctx, {key: part for key, part in weights.items() if key != "head"}, s.norm(""))
         self.specs: dict[str, Any] = self._parts.specs

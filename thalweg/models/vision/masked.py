@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from thalweg.hal.comm import Mesh
 from thalweg.hal.parts.patches import Patches
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
@@ -19,7 +17,6 @@ from thalweg.models.layers.linear import Linear
 from thalweg.models.vision.encoder_layer import EncoderLayer
 from thalweg.models.vision.tower import Projector
 from thalweg.models.weights import ParamSpec
-from thalweg.quantization.online import DENSE_FORMATS
 
 
 class MaskedEncoder:
@@ -30,7 +27,7 @@ class MaskedEncoder:
 
     def __init__(self, ctx: Context, s: spec.VisionSpec, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
         """block: unused, as its layers attend in another way."""
-        ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
+        ctx = ctx.of_encoder()
         self.spec, self._dtype = s, getattr(torch, ctx.dtype)
         self._patch, self._projector = Linear(ctx, weights["patch"]), Projector(ctx, s.projector, weights["projector"])
         self._layers = [EncoderLayer(ctx, each, weights["layers"][i]) for i, each in enumerate(s.layers)]

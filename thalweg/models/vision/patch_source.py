@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from thalweg.hal.comm import Mesh
 from thalweg.hal.step import Array
 from thalweg.models import spec
 from thalweg.models.context import Context
@@ -19,7 +17,6 @@ from thalweg.models.layers.norm import build_norm
 from thalweg.models.spec.tile_source import HEADER
 from thalweg.models.vision.encoder_layer import EncoderLayer
 from thalweg.models.weights import ParamSpec
-from thalweg.quantization.online import DENSE_FORMATS
 
 Parts = Mapping[str, Any]
 
@@ -29,7 +26,7 @@ class PatchEncoder:
 
     def __init__(self, ctx: Context, s: spec.PatchSource, weights: Parts, block: Callable[..., Any]) -> None:
         """block: unused, as its layers are `EncoderLayer`s."""
-        ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
+        ctx = ctx.of_encoder()
         self._spec, self._dtype = s, getattr(torch, ctx.dtype)
         self._patch, self._norm = Linear(ctx, weights["patch"]), build_norm(ctx, s.norm, weights["norm"])
         self._layers = [EncoderLayer(ctx, each, weights["layers"][i]) for i, each in enumerate(s.layers)]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from thalweg.hal.comm import Mesh
 from thalweg.hal.ops.activation import activate
 from thalweg.hal.parts.patches import Patches
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
@@ -19,7 +17,6 @@ from thalweg.models.vision.clip_reader import ClipReader
 from thalweg.models.vision.conformer import BoundParts
 from thalweg.models.vision.query_encoder import QueryEncoder
 from thalweg.models.vision.tower import Projector
-from thalweg.quantization.online import DENSE_FORMATS
 
 Parts = Mapping[str, Any]
 NECK_EPS = 1e-6
@@ -35,7 +32,7 @@ class SamEncoder:
 
     def __init__(self, ctx: Context, s: spec.SamSpec, weights: Parts, block: Callable[..., Any]) -> None:
         """block: unused, as its layers are of another kind."""
-        ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
+        ctx = ctx.of_encoder()
         self.spec, self._dtype = s, getattr(torch, ctx.dtype)
         own = {key: part for key, part in weights.items() if key not in ("projector", "reader")}
         self._parts = BoundParts(ctx, own, spec.LayerNorm("", s.hidden, s.eps))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from thalweg.hal.comm import Mesh
 from thalweg.hal.step import Array
 from thalweg.models import spec
 from thalweg.models.context import Context
@@ -20,7 +18,6 @@ from thalweg.models.layers.norm import build_norm
 from thalweg.models.spec.tile_source import HEADER, MULTIPLE
 from thalweg.models.vision.encoder_layer import EncoderLayer
 from thalweg.models.weights import ParamSpec, Weight
-from thalweg.quantization.online import DENSE_FORMATS
 
 Parts = Mapping[str, Any]
 
@@ -30,7 +27,7 @@ class TileEncoder:
 
     def __init__(self, ctx: Context, s: spec.TileSource, weights: Parts, block: Callable[..., Any]) -> None:
         """block: unused, as its layers attend in another way."""
-        ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
+        ctx = ctx.of_encoder()
         self._spec, self._dtype = s, getattr(torch, ctx.dtype)
         norm = spec.LayerNorm("", s.hidden, s.eps)
         self._patch, self._projector = Linear(ctx, weights["patch"]), Linear(ctx, weights["projector"])

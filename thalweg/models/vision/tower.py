@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from thalweg.hal import ops
 from thalweg.hal.attention import AttentionBackend, AttnSpec
-from thalweg.hal.comm import Mesh
 from thalweg.hal.parts.patches import Patches
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
@@ -23,7 +22,6 @@ from thalweg.models.vision.pool import AttentionPool
 from thalweg.models.vision.query_projector import QueryProjector
 from thalweg.models.vision.resampler import Resampler, sines
 from thalweg.models.weights import ParamSpec
-from thalweg.quantization.online import DENSE_FORMATS
 
 SOFTMAX = "softmax"
 """`ProjectorLayer.act` of probabilities."""
@@ -115,7 +113,7 @@ class VisionEncoder:
 
     def __init__(self, ctx: Context, s: spec.VisionSpec, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
         """block: builder of a layer."""
-        ctx = replace(ctx.encoders or ctx, mesh=Mesh(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=(), adapters=None)
+        ctx = ctx.of_encoder()
         self.spec = s
         self._patch = Linear(ctx, weights["patch"])
         self._places = ctx.bind(ops.embed, vocab=s.rows, size=s.hidden) if s.places else None
