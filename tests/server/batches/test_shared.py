@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import resource
 import socket
 import threading
 import time
@@ -21,7 +22,7 @@ from thalweg.server.batches.batch import Batch
 from thalweg.server.batches.check import MOST_LINES
 from thalweg.server.batches.reading import WINDOW, Cursor, LineSpan
 from thalweg.server.batches.registry import kept_by
-from thalweg.server.batches.store import PIECE, FileStore
+from thalweg.server.batches.store import PER_FILE, PIECE, FileStore
 from thalweg.server.errors import ApiError
 from thalweg.server.http.multipart import MOST_FIELD, file_of
 from thalweg.server.settings import ServerSettings
@@ -270,6 +271,27 @@ async def test_a_file_grows_when_its_bytes_can_be_read(tmp_path, monkeypatch, ca
     await asyncio.wait({appending})
     await store.append(file, b"three\n")
     assert b"".join([p async for p in store.pieces(file, file.size)]) == b"one\ntwo\nthree\n"
+    store.delete(file)
+    store.check("", 10_000)
+
+
+async def test_a_full_disk_costs_a_file_nothing(tmp_path):
+    """Neither a torn line nor room: a batch that fails has the lines it counts, and its owner can go on."""
+    store = FileStore(10_000, str(tmp_path))
+    file = await store.add("", "f", "batch_output", bytearray(b"one\n"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6, hard))
+    try:
+        with pytest.raises(ApiError, match=r"file: the server cannot write files: .*--files-directory") as failed:
+            await store.append(file, b"two\n")
+        with pytest.raises(ApiError, match="cannot write"):
+            await store.add("", "g", "batch", bytearray(b"1234567"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (failed.value.status, file.size) == (507, 4)
+    store.check("", 10_000 - PER_FILE - 4)
+    await store.append(file, b"three\n")
+    assert b"".join([p async for p in store.pieces(file, file.size)]) == b"one\nthree\n"
     store.delete(file)
     store.check("", 10_000)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import tempfile
 import time
@@ -18,6 +19,8 @@ from thalweg.server.errors import ApiError
 
 if TYPE_CHECKING:
     from thalweg.server.batches.check import BatchCheckResult
+
+log = logging.getLogger(__name__)
 
 PER_FILE = 512
 """Bytes counted for a file besides its content."""
@@ -77,7 +80,7 @@ class FileStore:
             raise ApiError(f"file: no room for {more} bytes: {why}", "file", 413)
 
     async def add(self, owner: str, name: str, purpose: str, data: bytearray | None = None) -> File:
-        """A new file of these bytes, which become its own. ApiError if it does not fit."""
+        """A new file of these bytes, which become its own. ApiError if it does not fit, or the disk is full."""
         data = bytearray() if data is None else data
         self._hold(owner, PER_FILE + len(data))
         file = File(f"file-{uuid.uuid4().hex}", owner, name, purpose, int(time.time()), len(data), len(data))
@@ -93,8 +96,9 @@ class FileStore:
         return file
 
     async def append(self, file: File, data: bytes) -> None:
-        """ApiError if it does not fit. To a file that was deleted, nothing happens. `size` grows once the bytes can be
-        read, also where the caller is cancelled meanwhile: a download sends no more than the disk has."""
+        """ApiError if it does not fit, or the disk is full: the file keeps what it had. To a file that was deleted, nothing
+        happens. `size` grows once the bytes can be read, also where the caller is cancelled meanwhile: a download sends no
+        more than the disk has."""
         if file.deleted:
             return
         self._hold(file.owner, len(data))
@@ -104,13 +108,16 @@ class FileStore:
             file.size += len(data)
             return
         written = asyncio.get_running_loop().run_in_executor(self._disk, partial(self._write, file, data))
-        written.add_done_callback(partial(self._grow, file, len(data)))
+        written.add_done_callback(partial(self._settle, file, len(data)))
         await asyncio.shield(written)
 
-    @staticmethod
-    def _grow(file: File, more: int, written: asyncio.Future[None]) -> None:
+    def _settle(self, file: File, more: int, written: asyncio.Future[None]) -> None:
+        """Bytes that were reserved can be read, or were not written and are free again."""
         if not written.cancelled() and written.exception() is None:
             file.size += more
+        elif file.users or not file.deleted:  # else its room was released as a whole
+            file.reserved -= more
+            self._held[file.owner] -= more
 
     def get(self, owner: str, id: str, param: str = "file_id") -> File:
         """ApiError 404, for another owner's file too."""
@@ -180,8 +187,19 @@ class FileStore:
         await asyncio.get_running_loop().run_in_executor(self._disk, work)
 
     def _write(self, file: File, data: bytes | bytearray) -> None:
-        with self._path(file).open("ab") as out:
-            out.write(data)
+        """All of it or, with ApiError, nothing: a line that was cut short would precede what is written next."""
+        try:
+            with self._path(file).open("ab", buffering=0) as out:
+                end, rest = out.tell(), memoryview(data)
+                try:
+                    while rest:
+                        rest = rest[out.write(rest) :]
+                except OSError:
+                    out.truncate(end)
+                    raise
+        except OSError as e:
+            log.error("files: a write of %d bytes failed: %s", len(data), e)
+            raise ApiError(f"file: the server cannot write files: {e.strerror} (--files-directory)", "file", 507) from None
 
     def _path(self, file: File) -> Path:
         assert self._folder is not None
