@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from seeing_latest import LATEST
 from seeing_more import MORE
 from seeing_newer import NEWER
+from seeing_packed import PACKED
 from seeing_parts import (
     CLIP,
     GEMMA_4,
@@ -238,7 +239,7 @@ FAMILIES |= {
         ("image_position_ids",),
     ),
 }  # fmt: skip
-MORE |= NEWER | LATEST
+MORE |= NEWER | LATEST | PACKED
 FAMILIES |= MORE
 ONE_AXIS = ("dots-ocr", "exaone4.5", "glm5-next", "kimi-k2.5", "kimi-vl", "video-llama-3")
 """Of those with grids: they do not ask which tokens are of images."""

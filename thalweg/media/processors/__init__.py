@@ -13,6 +13,7 @@ from thalweg.errors import CheckpointError, ConfigError
 from thalweg.media.processors.aria import Aria, aria
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
+from thalweg.media.processors.cosmos3 import Cosmos3Edge, cosmos3_edge
 from thalweg.media.processors.deepseek_vl import DeepseekVL, Janus, deepseek_vl, janus
 from thalweg.media.processors.donut import Donut, donut
 from thalweg.media.processors.dots_ocr import dots_ocr
@@ -68,6 +69,7 @@ Processor = (
     Aria
     | Clip
     | ClipVector
+    | Cosmos3Edge
     | DeepseekOcr
     | DeepseekOcr1
     | DeepseekVL
@@ -124,6 +126,9 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "ColQwen2ForRetrieval": qwen2_vl,
     "ColQwen3": qwen3_vl,
     "ColQwen3_5": qwen3_vl,
+    "Cosmos3EdgeForConditionalGeneration": cosmos3_edge,
+    "Cosmos3ForConditionalGeneration": qwen3_vl,
+    "Cosmos3OmniForConditionalGeneration": qwen3_vl,
     "DeepseekOCRForCausalLM": deepseek_ocr,
     "DeepseekOcr2ForConditionalGeneration": deepseek_ocr2,
     "DeepseekVLForConditionalGeneration": deepseek_vl,

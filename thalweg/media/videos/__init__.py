@@ -19,6 +19,7 @@ from thalweg.media.videos.qwen import (
     QwenVideo,
     StampedVideo,
     cohere_compass,
+    cosmos3_edge,
     glm4v,
     qwen2_5_vl,
     qwen2_vl,
@@ -41,6 +42,9 @@ __all__ = ["VIDEOS", "AnyVideo", "VideoFacts", "load_video_processor"]
 AnyVideo = Gemma4Video | Glm46Video | GlmVideo | InternVLVideo | LlavaVideo | QwenVideo | SmolVLMVideo | StampedVideo
 VIDEOS: Mapping[str, Callable[[Config, Processor, Config], AnyVideo]] = {
     "CohereCompassForConditionalGeneration": cohere_compass,
+    "Cosmos3EdgeForConditionalGeneration": cosmos3_edge,
+    "Cosmos3ForConditionalGeneration": qwen3_vl,
+    "Cosmos3OmniForConditionalGeneration": qwen3_vl,
     "Gemma4ForConditionalGeneration": gemma4,
     "Glm46VForConditionalGeneration": glm4v,
     "Glm4vForConditionalGeneration": glm4v,

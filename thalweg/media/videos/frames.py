@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape
+from thalweg.media.processors.cosmos3 import Cosmos3Edge
 from thalweg.media.processors.qwen_vl import Glm4v, QwenVL
 
 if TYPE_CHECKING:
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class QwenFrame(ImageProcessor, frozen=True, kw_only=True):
-    """Qwen3-VL and GLM-4V: limits of pixels are those of all frames together."""
+    """Qwen3-VL, GLM-4V and Cosmos 3 Edge: limits of pixels are those of all frames together."""
 
-    image: QwenVL | Glm4v
+    image: QwenVL | Glm4v | Cosmos3Edge
     """Settings of an image, with the limits of a video."""
     shown: int
     """Frames of the video."""
@@ -75,6 +76,6 @@ class LlavaFrame(ImageProcessor, frozen=True, kw_only=True):
         return made
 
 
-def stack(image: QwenVL | Glm4v, shown: int) -> QwenFrame:
+def stack(image: QwenVL | Glm4v | Cosmos3Edge, shown: int) -> QwenFrame:
     shared = {name: getattr(image, name) for name in ImageProcessor.__struct_fields__}
     return QwenFrame(**shared, image=image, shown=shown)

@@ -13,6 +13,7 @@ from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors import Processor
 from thalweg.media.processors.base import HALF, outer, read_size, vision
+from thalweg.media.processors.cosmos3 import Cosmos3Edge
 from thalweg.media.processors.qwen_vl import Glm4v, QwenVL
 from thalweg.media.videos.base import FILE, MOST_FRAMES, Frame, VideoFacts, VideoProcessor, linspace, pixels, rate
 from thalweg.media.videos.frames import QwenFrame, stack
@@ -63,7 +64,7 @@ class QwenVideo(VideoProcessor, frozen=True, kw_only=True):
 
 
 class StampedVideo(VideoProcessor, frozen=True, kw_only=True):
-    """Qwen3-VL and Qwen3.5: the time of each pair of frames stands before it."""
+    """Qwen3-VL, Qwen3.5 and Cosmos 3: the time of each group of frames stands before it."""
 
     frames: QwenFrame
     around: tuple[str, str] = ("<|vision_start|>", "<|vision_end|>")
@@ -206,6 +207,17 @@ def cohere_compass(config: Config, images: Processor, said: Config) -> StampedVi
     around = ("<|VISION_START|>", "<|VISION_END|>")
     made = qwen3_vl(config, images, said, token=255_032)
     return msgspec.structs.replace(made, around=around, marker=f"{around[0]}<|VIDEO_PAD|>{around[1]}")
+
+
+def cosmos3_edge(config: Config, images: Processor, said: Config) -> StampedVideo:
+    """Each frame is encoded separately, and has its time before it."""
+    assert isinstance(images, Cosmos3Edge)
+    least, most = _limits(said, 64 * 64, 24 * 1024 * 1024)
+    frame = msgspec.structs.replace(images, least=least, most=most, **pixels(said, images))
+    return StampedVideo(
+        token=integer(outer(config), "video_token_id", low=0, default=18),
+        marker="<|vision_start|><|video_pad|><|vision_end|>", frames=stack(frame, 1), **rate(said, None, None),
+    )  # fmt: skip
 
 
 def glm4v(config: Config, images: Processor, said: Config) -> GlmVideo:
