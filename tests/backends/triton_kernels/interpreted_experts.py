@@ -17,7 +17,7 @@ from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal import ops
 from thalweg.hal.device import Device
 from thalweg.hal.op import Binder, Kernel
-from thalweg.hal.ops.activation import CUT, SWIGLU_OAI
+from thalweg.hal.ops.activation import CLAMP, CUT, SWIGLU_OAI
 from thalweg.hal.ops.matmul import INT4_GROUPS, MXFP4, NF4
 from thalweg.hal.ops.quantise import quantise
 from thalweg.hal.platform import Place
@@ -169,7 +169,9 @@ def _run_body(args: Sequence[Any], static: dict[str, Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("act", "format"), [(SWIGLU_OAI, DENSE), (SWIGLU_OAI, MXFP4), (f"{CUT}2.5", MXFP4), ("silu", NF4)], ids=str
+    ("act", "format"),
+    [(SWIGLU_OAI, DENSE), (SWIGLU_OAI, MXFP4), (f"{CUT}2.5", MXFP4), (f"{CLAMP}2.5", MXFP4), ("silu", NF4)],
+    ids=str,
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_biases_and_clamped_gates_of_experts_are_those_of_the_definition(
@@ -189,7 +191,7 @@ def test_biases_and_clamped_gates_of_experts_are_those_of_the_definition(
 def test_a_broken_token_stays_broken_where_gates_are_clamped_and_breaks_no_other(device: Device) -> None:
     """NaN is neither above nor below a bound, and no number may come of it."""
     args, static, facts = _make_experts(MXFP4, "float32")
-    for act in (SWIGLU_OAI, f"{CUT}2.5"):
+    for act in (SWIGLU_OAI, f"{CUT}2.5", f"{CLAMP}2.5"):
         kernel = _kernel(device, **facts, act=act)
         packed = [kernel.pack(a) if isinstance(a, QTensor) else a for a in args]
         whole = kernel.run(*packed, **static, act=act)

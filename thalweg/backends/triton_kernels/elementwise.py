@@ -12,10 +12,13 @@ from torch import Tensor
 from thalweg.backends.triton_kernels.dependent import declare_dependence, wait_for_launches
 from thalweg.backends.triton_kernels.tiles import TileSizes
 from thalweg.hal.op import Kernel
-from thalweg.hal.ops.activation import ACTIVATIONS
+from thalweg.hal.ops.activation import ACTIVATIONS, CLAMP, CUT, OAI_ALPHA, OAI_LIMIT, SWIGLU_OAI, is_gate
 
 WIDEST = 65536
 """Elements of the longest row a program holds in registers."""
+GATES = (*ACTIVATIONS, f"{CLAMP}*", f"{CUT}*")
+"""Names of gates with a kernel."""
+_ALPHA = tl.constexpr(OAI_ALPHA)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -103,9 +106,48 @@ def activate(gate, ACT: tl.constexpr):
     return gate
 
 
+@triton.jit
+def _clamp(x, low, high):
+    """x within low .. high. NaN stays NaN, which `tl.minimum` would make a number."""
+    return tl.where(x > high, high, tl.where(x < low, low, x))
+
+
+@triton.jit
+def apply_gate(gate, high, kind, ACT: tl.constexpr, LIMIT: tl.constexpr):
+    """act(gate) * high in float32, rounded to `kind` wherever `hal.ops.activation.glu` rounds. LIMIT: of the activations
+    that clamp."""
+    gate = gate.to(kind).to(tl.float32)
+    high = high.to(kind).to(tl.float32)
+    if ACT == "swiglu_oai":
+        gate = _clamp(gate, float("-inf"), LIMIT)
+        high = (_clamp(high, -LIMIT, LIMIT) + 1.0).to(kind).to(tl.float32)
+        share = 1.0 / (1.0 + tl.exp(-(gate * _ALPHA).to(kind).to(tl.float32)))
+        gate = (gate * share.to(kind).to(tl.float32)).to(kind).to(tl.float32)
+    else:
+        if ACT == "silu_clamp":
+            gate = _clamp(gate, float("-inf"), LIMIT).to(kind).to(tl.float32)
+        if ACT == "silu_clamp" or ACT == "silu_cut":
+            gate = activate(gate, "silu").to(kind).to(tl.float32)
+            high = _clamp(high, -LIMIT, LIMIT).to(kind).to(tl.float32)
+        else:
+            gate = activate(gate, ACT).to(kind).to(tl.float32)
+        if ACT == "silu_cut":
+            gate = _clamp(gate, float("-inf"), LIMIT).to(kind).to(tl.float32)
+    return (gate * high).to(kind)
+
+
+def split_activation(act: str) -> tuple[str, float]:
+    """(name, where it clamps) of an activation as `apply_gate` knows it."""
+    for bounded in (CLAMP, CUT):
+        if act.startswith(bounded):
+            return bounded.rstrip("_"), float(act.removeprefix(bounded))
+    return act, OAI_LIMIT if act == SWIGLU_OAI else 0.0
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _gate(
-    x, out, rows, stride, width, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+    x, out, rows, stride, width, ACT: tl.constexpr, LIMIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """ROWS x BLOCK elements of act(first half) * second half."""
     wait_for_launches(DEPENDENT)
@@ -115,9 +157,8 @@ def _gate(
     at = r[:, None] * stride + c[None, :]
     gate = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
     up = tl.load(x + at + width, mask=ok, other=0.0).to(tl.float32)
-    gate = activate(gate, ACT)
-    gate = gate.to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + r[:, None] * width + c[None, :], (gate * up).to(out.dtype.element_ty), mask=ok)
+    made = apply_gate(gate, up, out.dtype.element_ty, ACT, LIMIT)
+    tl.store(out + r[:, None] * width + c[None, :], made, mask=ok)
 
 
 def _places(x: Tensor) -> tuple[Tensor, int, int, int]:
@@ -195,8 +236,10 @@ def act_and_mul(t: TileSizes, x: Tensor, *, act: str = "silu") -> Tensor:
         return out
     per, block, warps = t.rows.split(min(width, t.rows.elements))
     grid = (triton.cdiv(rows, per), triton.cdiv(width, block))
+    name, limit = split_activation(act)
     _gate[grid](
-        flat, out, rows, flat.stride(0), width, ACT=act, ROWS=per, BLOCK=block, num_warps=warps, **declare_dependence(t)
+        flat, out, rows, flat.stride(0), width, ACT=name, LIMIT=limit, ROWS=per, BLOCK=block, num_warps=warps,
+        **declare_dependence(t),
     )  # fmt: skip
     return out
 
@@ -208,7 +251,7 @@ def _float_dtype(spec) -> str | None:
 
 def _supports_gate(spec) -> str | None:
     act = spec.get("act", "silu")
-    return _float_dtype(spec) if act in ACTIVATIONS else f"runs {', '.join(ACTIVATIONS)}, not {act}"
+    return _float_dtype(spec) if is_gate(act) else f"runs {', '.join(GATES)}, not {act}"
 
 
 def _norm_fits(spec) -> str | None:

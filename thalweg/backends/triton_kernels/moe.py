@@ -16,16 +16,15 @@ from torch import Tensor
 
 from thalweg.backends.triton_kernels import fours, groups, lora_experts, quantised
 from thalweg.backends.triton_kernels.dependent import declare_dependence, wait_for_launches
-from thalweg.backends.triton_kernels.elementwise import activate
+from thalweg.backends.triton_kernels.elementwise import GATES, apply_gate, split_activation
 from thalweg.backends.triton_kernels.linear import DTYPES
 from thalweg.backends.triton_kernels.lora_experts import ExpertAdapters, add_low_rank
 from thalweg.backends.triton_kernels.tiles import ProductTile, TileSizes
 from thalweg.hal.op import Kernel, Pack
-from thalweg.hal.ops.activation import ACTIVATIONS, CUT, OAI_ALPHA, OAI_LIMIT, SWIGLU_OAI
+from thalweg.hal.ops.activation import SWIGLU_OAI, is_gate
 from thalweg.hal.weights import QTensor, WeightFormat
 
 MOST_EXPERTS = 1024
-_ALPHA = tl.constexpr(OAI_ALPHA)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -96,33 +95,6 @@ def _expert_of(starts, ends, firsts, pairs, tile_expert, M: tl.constexpr, E: tl.
 
 
 @triton.jit
-def _clamp(x, low, high):
-    """x within low .. high. NaN stays NaN, which `tl.minimum` would make a number."""
-    return tl.where(x > high, high, tl.where(x < low, low, x))
-
-
-@triton.jit
-def _apply_gate(gate, high, kind, ACT: tl.constexpr, LIMIT: tl.constexpr):
-    """act(gate) * high in float32, rounded to `kind` wherever `hal.ops.activation.glu` rounds. LIMIT: of the activations
-    that clamp."""
-    gate = gate.to(kind).to(tl.float32)
-    high = high.to(kind).to(tl.float32)
-    if ACT == "swiglu_oai":
-        gate = _clamp(gate, float("-inf"), LIMIT)
-        high = (_clamp(high, -LIMIT, LIMIT) + 1.0).to(kind).to(tl.float32)
-        share = 1.0 / (1.0 + tl.exp(-(gate * _ALPHA).to(kind).to(tl.float32)))
-        gate = (gate * share.to(kind).to(tl.float32)).to(kind).to(tl.float32)
-    else:
-        if ACT == "silu_cut":
-            gate = activate(gate, "silu").to(kind).to(tl.float32)
-            gate = _clamp(gate, float("-inf"), LIMIT).to(kind).to(tl.float32)
-            high = _clamp(high, -LIMIT, LIMIT).to(kind).to(tl.float32)
-        else:
-            gate = activate(gate, ACT).to(kind).to(tl.float32)
-    return (gate * high).to(kind)
-
-
-@triton.jit
 def up(
     x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, ffn, w_row, k, low, low_row, b, slots,
     ranks, rank, x_row, bias, E: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, BIAS: tl.constexpr,
@@ -165,7 +137,7 @@ def up(
             high.to(kind).to(tl.float32), pair, ok, e, c, c_ok, ffn, 2 * ffn, low, low_row, b, slots, ranks, rank, k, E, 1, 1,
             HELD, M, N,
         )  # fmt: skip
-    made = _apply_gate(gate, high, kind, ACT, LIMIT)
+    made = apply_gate(gate, high, kind, ACT, LIMIT)
     tl.store(out + pair[:, None].to(tl.int64) * ffn + c[None, :], made, mask=ok[:, None] & c_ok[None, :])
 
 
@@ -284,7 +256,7 @@ def experts(
             **static, **same, **given,
         )  # fmt: skip
 
-    name, limit = _split_activation(act)
+    name, limit = split_activation(act)
     launch(
         up, x, kinds[0], gate_up, group, middle, x.stride(0), x if bias is None else bias, ACT=name, LIMIT=limit,
         BIAS=bias is not None,
@@ -326,13 +298,6 @@ def _choose_tile(tiles: TileSizes, kinds: list[str], rows: int, exact: bool, dty
     return ProductTile(min(m, 64), max(16, n), p.inner, p.warps, min(2, p.stages))
 
 
-def _split_activation(act: str) -> tuple[str, float]:
-    """(name, where it clamps) of an activation as `up` knows it."""
-    if act.startswith(CUT):
-        return CUT.rstrip("_"), float(act.removeprefix(CUT))
-    return act, OAI_LIMIT if act == SWIGLU_OAI else 0.0
-
-
 def _pack(tiles: TileSizes, w: QTensor) -> dict[str, Tensor]:
     return {"codes": w.data["weight"].contiguous()} if w.format.kind == "dense" else quantised.pack(tiles, w)
 
@@ -364,9 +329,8 @@ def _refusal(kind: str, spec) -> str | None:
     first, second, dtype = spec["weight"], spec["down_weight"], spec["dtype"]
     if not spec.get("gated", True):
         return "runs experts with gates"
-    known = (*ACTIVATIONS, SWIGLU_OAI)
-    if spec["act"] not in known and not spec["act"].startswith(CUT):
-        return f"runs {', '.join(known)}, {CUT}*, not {spec['act']}"
+    if spec["act"] != SWIGLU_OAI and not is_gate(spec["act"]):
+        return f"runs {SWIGLU_OAI}, {', '.join(GATES)}, not {spec['act']}"
     if kind:
         if second != first:
             return f"holds all matrices in one format, not {first} and for down {second}"
