@@ -47,6 +47,13 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     "m2m-100": (transformers.M2M100Config, BART),
     "t5": (transformers.T5Config, T5),
     "flan-t5": (transformers.T5Config, T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "switch": (
+        transformers.SwitchTransformersConfig,
+        {
+            **{k: v for k, v in T5.items() if k != "n_positions"}, "num_layers": 4, "num_decoder_layers": 3, "num_experts": 5,
+            "num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 1, "expert_capacity": 16, "router_bias": True,
+        },
+    ),
     "umt5": (transformers.UMT5Config, T5 | {"feed_forward_proj": "gated-gelu"}),
 }  # fmt: skip
 

@@ -23,6 +23,14 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
         {**INDEXED, "index_n_heads": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2,
          "mlp_layer_types": ["sparse", "dense"]},
     ),
+    "dbrx": (
+        transformers.DbrxConfig,
+        {
+            "d_model": 48, "n_heads": 4, "attn_config": {"clip_qkv": 0.7, "kv_n_heads": 2, "rope_theta": 5e5},
+            "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 3}, "rope_theta": 5e5,
+        },
+    ),
+    "olmo-clipped": (transformers.OlmoConfig, {"clip_qkv": 0.7}),
     "codegen": (transformers.CodeGenConfig, {"rotary_dim": 8}),
     "diffllama": (transformers.DiffLlamaConfig, {"num_hidden_layers": 3, "head_dim": 16, "attention_bias": True}),
     "flint": (

@@ -67,6 +67,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "num_layers": "num_hidden_layers", "ffn_hidden_size": "intermediate_size", "moe_topk": "num_experts_per_tok",
         "expert_ffn_hidden_size": "moe_intermediate_size",
     },
+    "dbrx": {"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
+             "max_seq_len": "max_position_embeddings"},
     "codegen": _GPT,
     "ctrl": _GPT,
     "gpt2": _GPT,
@@ -88,7 +90,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "moonshine": {
         f"decoder_num_{name}": f"num_{name}" for name in ("attention_heads", "hidden_layers", "key_value_heads")
     },
-    **dict.fromkeys(("mt5", "t5", "umt5"), _T5),
+    **dict.fromkeys(("mt5", "switch_transformers", "t5", "umt5"), _T5),
     **dict.fromkeys(
         ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "mvp", "pegasus", "plbart", "trocr"), _BART
     ),
@@ -109,7 +111,7 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
     "mamba2": _ENDLESS,
     "falcon_mamba": _ENDLESS,
     "bloom": {"max_position_embeddings": 2048},
-    **{name: {"max_position_embeddings": 512} for name in ("mt5", "t5", "umt5")},
+    **{name: {"max_position_embeddings": 512} for name in ("mt5", "switch_transformers", "t5", "umt5")},
     **{name: {"max_position_embeddings": 2048} for name in ("falcon", "RefinedWeb", "RefinedWebModel")},
     "recurrent_gemma": {"max_position_embeddings": 8192},
     **dict.fromkeys(("data2vec-audio", "hubert", "unispeech", "unispeech-sat", "wav2vec2", "wavlm"), _WAV2VEC),

@@ -48,11 +48,14 @@ class TensorView:
     """A convolution over whole patches: each of its outputs is a row."""
     normed: bool = False
     """Each row is divided by its length, after conversion to the parameter's dtype (`models.files`)."""
+    parts: int = 0
+    """The first dimension holds the rows of so many matrices, one after the other, of which `at` is one; 0 = it counts them."""
     quarters: int = 0
     """Rows come in heads of this many, with their second and third quarters swapped; 0 = in order."""
 
     def take(self, stored: Any, rows: int) -> Any:
         """`rows` rows of the stored array, without a copy unless they come in runs."""
+        stored = stored.reshape(self.parts, -1, *stored.shape[1:]) if self.parts else stored
         found = stored if self.at is None else stored[self.at]
         if not found.shape:
             return found.reshape(1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.families.common import decoder, head_size, hidden_size, layer_count
+from thalweg.models.families.common import clip, decoder, head_size, hidden_size, layer_count
 from thalweg.models.families.groups import ANY_CONFIG, check_keys
 from thalweg.models.spec import Attention, Layer, LayerNorm, ModelSpec, Names, Norms, UngatedMLP
 
@@ -61,7 +61,7 @@ def mpt(config: Config) -> ModelSpec:
         said = {}
     where, usual = "config.json: attn_config", {"sliding_window_size": -1, "fused_qkv": True}
     check_keys({k: v for k, v in said.items() if usual.get(k) != v}, ANY_CONFIG | _ATTN_KEYS, "attn_config")
-    other = next((k for k in ("clip_qkv", "qk_ln", "prefix_lm", "attn_uses_sequence_id", "rope") if said.get(k)), None)
+    other = next((k for k in ("qk_ln", "prefix_lm", "attn_uses_sequence_id", "rope") if said.get(k)), None)
     if not said.get("alibi", True) or said.get("attn_type", "multihead_attention") != "multihead_attention":
         other = "alibi" if not said.get("alibi", True) else "attn_type"
     if other is None and not flag(config, "no_bias", True):
@@ -77,7 +77,7 @@ def mpt(config: Config) -> ModelSpec:
             heads=heads, kv_heads=heads, head_dim=head_size(config),
             slopes=slopes(heads, real(said, "alibi_bias_max", 1e-3, 1e3, default=8.0, where=where)),
             scale=real(said, "softmax_scale", 1e-6, 1e6, default=head_size(config) ** -0.5, where=where), name="attn",
-            parts=("Wqkv.q", "Wqkv.k", "Wqkv.v"), fused="Wqkv", out="out_proj",
+            parts=("Wqkv.q", "Wqkv.k", "Wqkv.v"), fused="Wqkv", out="out_proj", clip=clip(said, where),
         ),
         UngatedMLP(
             inner=integer(config, "expansion_ratio", high=64, default=4) * hidden, act="gelu", name="ffn", up="up_proj",

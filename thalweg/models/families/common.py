@@ -82,6 +82,11 @@ def both_ways(config: Config, **more: Any) -> Attention:
     return Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads, causal=False, **more)
 
 
+def clip(config: Config, where: str = "config.json") -> float:
+    """`clip_qkv`, the largest magnitude of q, k and v; null = no clipping."""
+    return 0.0 if config.get("clip_qkv") is None else real(config, "clip_qkv", 1e-6, 1e6, where=where)
+
+
 def head_size(config: Config) -> int:
     even = max(1, hidden_size(config) // integer(config, "num_attention_heads"))
     return integer(config, "head_dim", default=even)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, integer
-from thalweg.errors import UnsupportedModelError
-from thalweg.models.families.common import act, attention, decoder, eps, layer_count, pre_norms
+from thalweg.models.families.common import act, attention, clip, decoder, eps, layer_count, pre_norms
 from thalweg.models.spec import HeadNorm, Layer, ModelSpec, MoE
 
 
 def olmoe(config: Config) -> ModelSpec:
-    if config.get("clip_qkv") is not None:
-        raise UnsupportedModelError("config.json: clip_qkv: this version does not clip q, k and v; it must be null")
     config = {**config, "rms_norm_eps": eps(config, default=1e-5)}
     bias = flag(config, "attention_bias", False)
-    heads = attention(config, bias=bias, out_bias=bias, norm=HeadNorm(eps(config), whole=True))
+    heads = attention(config, clip=clip(config), bias=bias, out_bias=bias, norm=HeadNorm(eps(config), whole=True))
     return decoder(config, [Layer(heads, mixture(config), pre_norms(config))] * layer_count(config))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import ACTIVATIONS, UNGATED, hidden_size, pooling
@@ -25,13 +27,17 @@ UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias."
 """Old files have a position bias of cross attention. No implementation reads it."""
 
 
+Feed = Callable[[Config, str, int, int], FFN]
+"""(config, side, layer, place in the layer) -> the feed-forward part there. side: encoder or decoder."""
+
+
 def t5(config: Config) -> ModelSpec:
-    return _build(config, each=False)
+    return build(config, each=False)
 
 
 def umt5(config: Config) -> ModelSpec:
     """Each layer has its own position bias."""
-    return _build(config, each=True)
+    return build(config, each=True)
 
 
 def t5_encoder(config: Config) -> ModelSpec:
@@ -43,26 +49,40 @@ def umt5_encoder(config: Config) -> ModelSpec:
     return _encoder_model(config, each=True)
 
 
-def _build(config: Config, each: bool) -> ModelSpec:
+def _ffn(config: Config, side: str, layer: int, place: int) -> FFN:
+    said, inner, name = text(config, "feed_forward_proj", "relu"), integer(config, "d_ff", high=1 << 24), "DenseReluDense"
+    gated, act = said.startswith("gated-"), said.removeprefix("gated-")
+    known = ACTIVATIONS if gated else UNGATED
+    act = "gelu_new" if said == "gated-gelu" else act
+    if act not in known:
+        raise UnsupportedModelError(f"config.json: feed_forward_proj: unknown {said!r:.80}; supported: {', '.join(known)}")
+    at = f"layer.{place}.{name}"
+    if gated:
+        return MLP(inner=inner, act=known[act], name=at, gate="wi_0", up="wi_1", down="wo")
+    return UngatedMLP(inner=inner, act=known[act], name=at, up="wi", down="wo")
+
+
+def build(config: Config, each: bool, ffn: Feed = _ffn) -> ModelSpec:
+    """each: every layer has its own position bias, not only the first of a side."""
     hidden, sources = hidden_size(config), integer(config, "max_position_embeddings", high=1 << 16)
     heads, dim = _heads(config)
     cross = CrossAttention(
         heads=heads, head_dim=dim, sources=sources, varies=True, width=hidden, scale=1.0, name="layer.1.EncDecAttention",
         parts=("q", "k", "v"), out="o",
     )  # fmt: skip
-    attends_source = Layer(cross, _ffn(config, 2), Norms(mixer=_norm(config, 1), ffn=_norm(config, 2)))
+    norms = Norms(mixer=_norm(config, 1), ffn=_norm(config, 2))
     layers: list[Layer] = []
     count = integer(config, "num_decoder_layers", high=MOST_LAYERS, default=integer(config, "num_layers", high=MOST_LAYERS))
     for i in range(count):
         own = Layer(_attention(config, "decoder", i if each else 0, True), None, Norms(mixer=_norm(config, 0)))
-        layers += [own, attends_source]
+        layers += [own, Layer(cross, ffn(config, "decoder", i, 2), norms)]
     tied = flag(config, "tie_word_embeddings", True)
     scales = flag(config, "scale_decoder_outputs", tied)
     return ModelSpec(
         vocab=integer(config, "vocab_size"), hidden=hidden, layers=tuple(layers),
         numbers=tuple(i // 2 for i in range(2 * count)), norm=Norm("decoder.final_layer_norm", hidden, _eps(config)),
         text=TextEncoder(
-            sources=sources, hidden=hidden, layers=_encoder_layers(config, each),
+            sources=sources, hidden=hidden, layers=_encoder_layers(config, each, ffn),
             norm=Norm("final_layer_norm", hidden, _eps(config)), layer="block.{}.",
         ),
         tied=tied, logit_scale=hidden**-0.5 if scales else 1.0, root="", layer="decoder.block.{}.", embed="shared",
@@ -79,10 +99,12 @@ def _encoder_model(config: Config, each: bool) -> ModelSpec:
     )  # fmt: skip
 
 
-def _encoder_layers(config: Config, each: bool) -> tuple[Layer, ...]:
-    norms, ffn = Norms(mixer=_norm(config, 0), ffn=_norm(config, 1)), _ffn(config, 1)
+def _encoder_layers(config: Config, each: bool, ffn: Feed = _ffn) -> tuple[Layer, ...]:
+    norms = Norms(mixer=_norm(config, 0), ffn=_norm(config, 1))
     count = integer(config, "num_layers", high=MOST_LAYERS)
-    return tuple(Layer(_attention(config, "encoder", i if each else 0, False), ffn, norms) for i in range(count))
+    return tuple(
+        Layer(_attention(config, "encoder", i if each else 0, False), ffn(config, "encoder", i, 1), norms) for i in range(count)
+    )
 
 
 def _heads(config: Config) -> tuple[int, int]:
@@ -100,19 +122,6 @@ def _attention(config: Config, side: str, layer: int, causal: bool) -> Attention
         heads=heads, kv_heads=heads, head_dim=dim, causal=causal, scale=1.0, name="layer.0.SelfAttention",
         parts=("q", "k", "v"), out="o", relative=bias,
     )  # fmt: skip
-
-
-def _ffn(config: Config, place: int) -> FFN:
-    said, inner, name = text(config, "feed_forward_proj", "relu"), integer(config, "d_ff", high=1 << 24), "DenseReluDense"
-    gated, act = said.startswith("gated-"), said.removeprefix("gated-")
-    known = ACTIVATIONS if gated else UNGATED
-    act = "gelu_new" if said == "gated-gelu" else act
-    if act not in known:
-        raise UnsupportedModelError(f"config.json: feed_forward_proj: unknown {said!r:.80}; supported: {', '.join(known)}")
-    at = f"layer.{place}.{name}"
-    if gated:
-        return MLP(inner=inner, act=known[act], name=at, gate="wi_0", up="wi_1", down="wo")
-    return UngatedMLP(inner=inner, act=known[act], name=at, up="wi", down="wo")
 
 
 def _norm(config: Config, place: int) -> Norm:

@@ -47,6 +47,7 @@ class Attention:
     def __init__(self, ctx: Context, spec: declared.Attention, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._head_dim, self._place, self._grouped, self._grows = spec.head_dim, place, spec.groups_heads, spec.grows
         self._first, self._reads, self._own_gate = spec.first, spec.reads is not None, bool(spec.gate)
+        self._clip = spec.clip
         self._value_dim, self._value_scale = spec.value_dim or spec.head_dim, spec.value_scale
         self._slopes = _Slopes(ctx, spec, place.layer) if spec.slopes else None
         ctx.share(spec.heads, "attention heads")
@@ -99,6 +100,7 @@ class Attention:
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         qkv = self._qkv(p["qkv"], x, flow)
+        qkv = qkv.clamp(-self._clip, self._clip) if self._clip else qkv
         q, *kv = self._apart(qkv if self._low is None else qkv + self._low(p["low"], x, flow))
         gate = kv.pop() if self._own_gate else None
         if self._gate is not None and gate is None:

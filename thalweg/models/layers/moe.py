@@ -42,7 +42,7 @@ class Experts:
         grouped = {"groups": spec.groups, "top_groups": spec.top_groups} if spec.groups > 1 else {}
         if spec.groups > 1 and spec.group_best != 2:
             grouped["group_best"] = spec.group_best
-        self._average = spec.average
+        self._average, self._capacity = spec.average, spec.capacity
         self._route: Callable[..., tuple[Array, Array]]
         self._widens = True
         if spec.scores == "sparsemixer":
@@ -157,7 +157,7 @@ class Experts:
             ids, shares = self._route(logits, *correction)
         if "expert_scale" in p:
             shares = shares * p["expert_scale"]["weight"].to(torch.float32)[ids.long()]
-        return ids, shares
+        return ids, limit_tokens(ids, shares, self._capacity) if self._capacity else shares
 
     def _number_here(self, span: Array, ids: Array) -> Array:
         """ids i32[T, k] of all experts -> their numbers on this rank; experts of other ranks have the number after the last."""
@@ -185,6 +185,12 @@ class Experts:
         rows = rows * shares.to(x.dtype).unsqueeze(-1) if self._inward else rows.expand(-1, self._top_k, -1)
         out = self._experts(rows.flatten(0, 1), ids.reshape(-1, 1), torch.ones_like(shares).reshape(-1, 1), *matrices)
         return out.unflatten(0, (-1, self._top_k))
+
+
+def limit_tokens(ids: Array, shares: Array, capacity: int) -> Array:
+    """The weights f32[T, 1] of one sequence's tokens, 0 where `capacity` tokens before have the same expert. ids i32[T, 1]."""
+    same = (ids == ids.T).to(torch.int32)
+    return torch.where(same.tril(-1).sum(1, keepdim=True) < capacity, shares, 0.0)
 
 
 def _span_spec(matrix: Weight, experts: int, ranks: int) -> ParamSpec:

@@ -69,6 +69,8 @@ class Attention:
     slopes: tuple[float, ...] = ()
     """Of each head (ALiBi, Press et al. 2021): a score falls by so much for each token between query and key. () = it does not.
     Keys are kept with their position (`PLACES`), in the model's type."""
+    clip: float = 0.0
+    """The projection's outputs are clipped to at most this magnitude; 0 = no clipping."""
     bias: bool = False
     """Of q, k and v."""
     key_bias: bool = True
@@ -222,6 +224,10 @@ _CONFLICTS: tuple[tuple[Callable[[Attention], bool], str], ...] = (
     ),
     (lambda a: bool(a.gate) and (a.gated or bool(a.fused)), "a gate matrix requires separate tensors of q, k and v"),
     (lambda a: (a.softplus or a.gate_heads) and not a.gate, "a gate per head, or with softplus, requires a gate matrix"),
+    (
+        lambda a: bool(a.clip) and (a.low_rank is not None or a.gated or bool(a.gate) or a.reads is not None),
+        "clipping of q, k and v requires projections of all three, without gates and low-rank additions",
+    ),
     (lambda a: bool(a.window) and bool(a.chunk), "windows within chunks are not implemented"),
     (lambda a: bool(a.chunk) and not a.causal, "chunks of bidirectional attention are not implemented"),
     (

@@ -62,6 +62,8 @@ class MoE:
     part."""
     turned: bool = False
     """These are [experts, inputs, outputs]."""
+    stacked: bool = False
+    """Three such tensors are [experts * inner, inputs], and that of down is transposed."""
     alternate: bool = False
     """Rows of gate and up alternate there; False: first all of gate."""
     latent: int = 0
@@ -90,6 +92,9 @@ class MoE:
     """Both as in `MLP`, of each expert."""
     zero: int = 0
     """Additional zero-computation experts (identity). They are the router's last outputs, and have no matrices."""
+    capacity: int = 0
+    """Tokens of a sequence that an expert accepts, the first ones; it adds 0 to later ones. Requires one expert for each
+    token, and whole sequences in a step (an encoder). 0 = no limit."""
     placed: bool = False
     """Ranks hold some experts whole, rather than a share of each. Set by `place_experts`."""
 
@@ -102,6 +107,8 @@ class MoE:
             raise ValueError("MoE: a norm of results requires experts without biases, with weights of their outputs")
         if self.latent_norm is not None and not self.latent:
             raise ValueError("MoE: there is no projected input to normalise")
+        if self.capacity and self.top_k != 1:
+            raise ValueError("MoE: a capacity requires one expert for each token")
         if self.clamp and (self.act != "silu" or not self.gated or self.cut):
             raise ValueError("MoE: clamp requires silu and gates, and excludes cut")
         if self.cut and (self.act != "silu" or not self.gated):
@@ -193,6 +200,12 @@ class MoE:
             return weight
         if len(self.fused) == 3:
             names = self.fused[:2] if which == 0 else self.fused[2:]
+            if self.stacked:
+                stored = (self.experts * self.inner, inputs if which == 0 else outputs)
+                return attach_views(weight, [
+                    TensorView(f"{at}{name}", stored, e, which == 1, parts=self.experts)
+                    for e in range(self.experts) for name in names
+                ])  # fmt: skip
             shape = (self.experts, outputs // len(names), inputs)
             return attach_views(weight, [TensorView(f"{at}{name}", shape, e) for e in range(self.experts) for name in names])
         shape = (self.experts, inputs, outputs) if self.turned else (self.experts, outputs, inputs)
