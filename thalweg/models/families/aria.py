@@ -54,7 +54,7 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     said, out = vision_config(config), hidden_size(config)
     hidden, (run,) = size(said, "hidden_size", 1152), feature_layers(config, size(said, "num_hidden_layers", 12), -1)
     resampler = QueryProjectorSpec(
-        root="model.multi_modal_projector.", queries=max(count_queries(config).values()), hidden=hidden, inner=out, outputs=out,
+        root="model.multi_modal_projector.", queries=max(count_queries(config).values()), hidden=hidden, inner=out,
         heads=size(said, "num_attention_heads", 16),
     )  # fmt: skip
     made, unread = encoder(config, run, ProjectorSpec(root="", steps=()))

@@ -15,7 +15,7 @@ from thalweg.models.spec.attention import Attention, RelativeBias, Rows
 from thalweg.models.spec.audio import AudioSpec, Conv
 from thalweg.models.spec.block_sparse import BlockSparseAttention
 from thalweg.models.spec.compressed import CompressedAttention, KeptEntries, WindowPooling
-from thalweg.models.spec.conformer import ConformerSpec, QFormerSpec
+from thalweg.models.spec.conformer import ConformerSpec
 from thalweg.models.spec.conformer_source import ConformerSource
 from thalweg.models.spec.cross import CrossAttention, SourceMLP
 from thalweg.models.spec.davit import DaViTSpec, DaViTStage
@@ -45,6 +45,7 @@ from thalweg.models.spec.patch_source import PatchSource
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
 from thalweg.models.spec.pooled_index import IndexPooling, PooledIndexer
 from thalweg.models.spec.pooled_keys import PooledKeys, PooledSparseAttention
+from thalweg.models.spec.qformer import QFormerSpec
 from thalweg.models.spec.query_projector import QueryProjectorSpec
 from thalweg.models.spec.resampler import ResamplerSpec
 from thalweg.models.spec.residual_gate import ResidualGate

@@ -21,15 +21,14 @@ class QueryProjectorSpec:
     """Of the encoder."""
     inner: int
     """Of the linear layers."""
-    outputs: int
-    """Of the language model."""
     heads: int
     eps: float = 1e-5
 
     def norm(self, name: str) -> LayerNorm:
         return LayerNorm(name, self.hidden, self.eps)
 
-    def weights(self) -> Weights:
+    def weights(self, outputs: int) -> Weights:
+        """outputs: size of the language model's vectors."""
         at, n = self.root, self.hidden
         cross = f"{at}cross_attn."
         made: dict[str, Any] = {
@@ -42,6 +41,6 @@ class QueryProjectorSpec:
             "entry": self.norm("layer_norm").weights(cross), "source": self.norm("layer_norm_kv").weights(cross),
             "exit": self.norm("layer_norm").weights(at),
             "up": linear({f"{at}feed_forward.linear_in": self.inner}, n, shard=0),
-            "down": linear({f"{at}feed_forward.linear_out": self.outputs}, self.inner, shard=0),
+            "down": linear({f"{at}feed_forward.linear_out": outputs}, self.inner, shard=0),
         }  # fmt: skip
         return made

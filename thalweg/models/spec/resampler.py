@@ -25,8 +25,9 @@ class ResamplerSpec:
     def norm(self, name: str) -> LayerNorm:
         return LayerNorm(name, self.hidden, self.eps)
 
-    def weights(self) -> Weights:
-        at, n = self.root, self.hidden
+    def weights(self, outputs: int) -> Weights:
+        """outputs: size of the language model's vectors, as `hidden`."""
+        at, n = self.root, outputs
         made: dict[str, Any] = {
             "query": Weight((Source(f"{at}query", (self.queries, n)),)),
             "qkv": Weight((Source(f"{at}attn.in_proj_weight", (3 * n, n)),)), "shift": vector(f"{at}attn.in_proj_bias", 3 * n),

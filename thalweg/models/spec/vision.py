@@ -8,12 +8,16 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from thalweg.models.spec.norm import AnyNorm, LayerNorm
+from thalweg.models.spec.qformer import QFormerSpec
 from thalweg.models.spec.query_projector import QueryProjectorSpec
 from thalweg.models.spec.resampler import ResamplerSpec
 from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, vector
 
 if TYPE_CHECKING:
     from thalweg.models.spec.model import Layer
+
+AnyResampler = ResamplerSpec | QueryProjectorSpec | QFormerSpec
+"""As many vectors of each view, whatever its size. `weights` gets the size of the language model's vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,7 @@ class VisionSpec:
     """Layers with outputs that are concatenated for the projector. (): it reads the last layer's."""
     pool: AttentionPoolSpec | None = None
     """One vector per image, which the projector reads. None: it reads those of patches."""
-    resampler: ResamplerSpec | QueryProjectorSpec | None = None
+    resampler: AnyResampler | None = None
     """In place of the projector. Rows and columns of patches are in the batch. None: there is a projector."""
     newline: str = ""
     """A learned vector, of the language model's size, that stands behind those of the projector; "" = none."""
@@ -243,7 +247,7 @@ class VisionSpec:
         if self.pool is not None:
             made["pool"] = self.pool.weights(self.root)
         if self.resampler is not None:
-            made["resampler"] = self.resampler.weights()
+            made["resampler"] = self.resampler.weights(hidden)
         if self.newline:
             several = self.newlines
             made["newline"] = vector(self.newline, hidden) if several is None else several.weight(self.newline, hidden)

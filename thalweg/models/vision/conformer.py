@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from thalweg.hal.ops.activation import activate
 from thalweg.hal.parts.frames import Frames
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
 from thalweg.models.context import Context
-from thalweg.models.layers.linear import Linear
-from thalweg.models.layers.norm import build_norm
-from thalweg.models.weights import ParamSpec, Weight
-
-Parts = Mapping[str, Any]
-
-
-class BoundParts:
-    """Linear layers and norms of a tree of weights, called by their paths. Other parameters are passed as they are."""
-
-    def __init__(self, ctx: Context, weights: Parts, norm: spec.LayerNorm) -> None:
-        """norm: settings of all norms."""
-        self._ctx, self._norm, self._bound = ctx, norm, dict[str, Any]()
-        self.specs: dict[str, Any] = {key: self._bind(f"/{key}", part) for key, part in weights.items()}
-
-    def _bind(self, path: str, part: Any) -> Any:
-        if isinstance(part, Weight):
-            return ParamSpec(part, self._ctx.dtype)
-        matrix = part.get("weight")
-        if isinstance(matrix, Weight) and "mean" not in part:
-            wide = len(matrix.sources[0].shape) > 1
-            self._bound[path] = Linear(self._ctx, part) if wide else build_norm(self._ctx, self._norm, part)
-            return self._bound[path].specs
-        return {key: self._bind(f"{path}/{key}", each) for key, each in part.items()}
-
-    def linear(self, path: str, p: Parts, x: Array) -> Array:
-        made: Array = self._bound[path](p, x, None)
-        return made
-
-    def norm(self, path: str, p: Parts, x: Array) -> Array:
-        made: Array = self._bound[path](p, x)
-        return made
+from thalweg.models.vision.bound_parts import BoundParts, Parts
+from thalweg.models.vision.qformer import QFormer, fill_block
 
 
 class Conformer:
@@ -113,8 +82,8 @@ class Conformer:
         s, n = self.spec, x.shape[0]
         x = self._parts.norm(f"{at}/norm", p["norm"], x)
         shape = (-1, s.context, s.heads, s.head_dim)
-        q = _fill_block(self._parts.linear(f"{at}/q", p["q"], x), s.context).view(shape).transpose(1, 2)
-        kv = _fill_block(self._parts.linear(f"{at}/kv", p["kv"], x), s.context)
+        q = fill_block(self._parts.linear(f"{at}/q", p["q"], x), s.context).view(shape).transpose(1, 2)
+        kv = fill_block(self._parts.linear(f"{at}/kv", p["kv"], x), s.context)
         k, v = (each.reshape(shape).transpose(1, 2) for each in kv.chunk(2, -1))
         place = torch.arange(s.context, device=x.device)
         far = p["far"].index_select(0, (place[:, None] - place + s.reach).flatten()).view(s.context, s.context, s.head_dim)
@@ -133,38 +102,3 @@ class Conformer:
         x = functional.conv1d(x[None], p["depth"], groups=s.channels)
         x = functional.batch_norm(x, batch["mean"], batch["var"], batch["weight"], batch["bias"])
         return self._parts.linear(f"{at}/down", p["down"], functional.silu(x)[0].T.contiguous())
-
-
-class QFormer:
-    """x [T, source] -> [windows * queries, outputs]. The last window is filled up with zeros."""
-
-    def __init__(self, ctx: Context, s: spec.QFormerSpec, weights: Parts) -> None:
-        self._spec, self._parts = s, BoundParts(ctx, weights, s.norm(""))
-        self.specs = self._parts.specs
-
-    def __call__(self, p: Parts, x: Array) -> Array:
-        s = self._spec
-        windows = _fill_block(x, s.window)
-        count = windows.shape[0] // s.window
-        y = self._parts.norm("/enter", p["enter"], p["query"][0]).repeat(count, 1)
-        for i in range(s.layers):
-            at, layer = f"/layers/{i}", p["layers"][i]
-            y = self._attend(f"{at}/own", layer["own"], y, y, count)
-            if s.attends(i):
-                y = self._attend(f"{at}/window", layer["window"], y, windows, count)
-            inner = activate(self._parts.linear(f"{at}/up", layer["up"], y), s.act)
-            y = self._parts.norm(f"{at}/norm", layer["norm"], y + self._parts.linear(f"{at}/down", layer["down"], inner))
-        return self._parts.linear("/out", p["out"], y)
-
-    def _attend(self, at: str, p: Parts, x: Array, source: Array, count: int) -> Array:
-        """x [count * queries, hidden], source [count * N, inputs]."""
-        heads = (count, -1, self._spec.heads, self._spec.hidden // self._spec.heads)
-        q = self._parts.linear(f"{at}/q", p["q"], x).view(heads).transpose(1, 2)
-        k, v = (each.reshape(heads).transpose(1, 2) for each in self._parts.linear(f"{at}/kv", p["kv"], source).chunk(2, -1))
-        y = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
-        return self._parts.norm(f"{at}/norm", p["norm"], x + self._parts.linear(f"{at}/out", p["out"], y))
-
-
-def _fill_block(x: Array, size: int) -> Array:
-    """x [T, N] with rows of zeros up to a multiple of size."""
-    return functional.pad(x, (0, 0, 0, -x.shape[0] % size))

@@ -12,7 +12,7 @@ from thalweg.hal.ops.activation import activate
 from thalweg.hal.step import Array
 from thalweg.models import spec
 from thalweg.models.context import Context
-from thalweg.models.vision.conformer import BoundParts
+from thalweg.models.vision.bound_parts import BoundParts
 
 
 class QueryProjector:

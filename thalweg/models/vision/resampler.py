@@ -11,7 +11,7 @@ from torch.nn import functional
 from thalweg.hal.step import Array
 from thalweg.models import spec
 from thalweg.models.context import Context
-from thalweg.models.vision.conformer import BoundParts
+from thalweg.models.vision.bound_parts import BoundParts
 
 PERIOD = 1e4
 """Of the slowest sine."""

@@ -13,8 +13,8 @@ from thalweg.hal.parts.patches import Patches
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
 from thalweg.models.context import Context
+from thalweg.models.vision.bound_parts import BoundParts
 from thalweg.models.vision.clip_reader import ClipReader
-from thalweg.models.vision.conformer import BoundParts
 from thalweg.models.vision.query_encoder import QueryEncoder
 from thalweg.models.vision.tower import Projector
 

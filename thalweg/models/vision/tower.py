@@ -19,8 +19,8 @@ from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear
 from thalweg.models.layers.norm import BoundNorm, ScaleLayer, build_norm
 from thalweg.models.vision.pool import AttentionPool
-from thalweg.models.vision.query_projector import QueryProjector
-from thalweg.models.vision.resampler import Resampler, sines
+from thalweg.models.vision.resampler import sines
+from thalweg.models.vision.resamplers import build_resampler
 from thalweg.models.weights import ParamSpec
 
 SOFTMAX = "softmax"
@@ -138,7 +138,7 @@ class VisionEncoder:
         self._pool = None if s.pool is None else AttentionPool(ctx, s.pool, weights["pool"])
         if self._pool is not None:
             self.specs["pool"] = self._pool.specs
-        self._resampler = None if s.resampler is None else _build_resampler(ctx, s.resampler, weights["resampler"])
+        self._resampler = None if s.resampler is None else build_resampler(ctx, s.resampler, weights["resampler"])
         if self._resampler is not None:
             self.specs["resampler"] = self._resampler.specs
         if s.whole:
@@ -258,11 +258,6 @@ class VisionEncoder:
 
     def _dtype(self, params: Params) -> Any:
         return getattr(torch, self.attention[1].dtype)
-
-
-def _build_resampler(ctx: Context, s: Any, weights: Mapping[str, Any]) -> Resampler | QueryProjector:
-    kind = QueryProjector if isinstance(s, spec.QueryProjectorSpec) else Resampler
-    return kind(ctx, s, weights)
 
 
 def windows(batch: StepBatch) -> StepBatch:

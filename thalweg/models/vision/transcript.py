@@ -14,7 +14,7 @@ from thalweg.hal.step import Array
 from thalweg.models import spec
 from thalweg.models.context import Context
 from thalweg.models.spec.transcript import COLUMNS, transcript_width
-from thalweg.models.vision.conformer import BoundParts
+from thalweg.models.vision.bound_parts import BoundParts
 
 Parts = Mapping[str, Any]
 NO_NORM = spec.LayerNorm("", 1, 1e-5)

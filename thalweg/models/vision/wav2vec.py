@@ -14,7 +14,7 @@ from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
 from thalweg.models.context import Context
 from thalweg.models.vision.activation import activate_clip
-from thalweg.models.vision.conformer import BoundParts
+from thalweg.models.vision.bound_parts import BoundParts
 from thalweg.models.vision.transcript import build_transcriber
 
 Parts = Mapping[Any, Any]

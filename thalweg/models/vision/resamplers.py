@@ -1,0 +1,24 @@
+"""The resamplers of vision encoders, by their declarations: a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from thalweg.models import spec
+from thalweg.models.context import Context
+from thalweg.models.vision.qformer import ViewQFormer
+from thalweg.models.vision.query_projector import QueryProjector
+from thalweg.models.vision.resampler import Resampler
+
+RESAMPLERS: Mapping[type, Callable[[Context, Any, Mapping[str, Any]], Any]] = {
+    spec.QFormerSpec: ViewQFormer,
+    spec.QueryProjectorSpec: QueryProjector,
+    spec.ResamplerSpec: Resampler,
+}
+"""Declaration -> builder. The result is called with (parameters, x [T, inputs], f32[T, 2] rows and columns, i32[T] the view of
+each, the number of views) and returns [views * queries, outputs]."""
+
+
+def build_resampler(ctx: Context, s: Any, weights: Mapping[str, Any]) -> Any:
+    return RESAMPLERS[type(s)](ctx, s, weights)
