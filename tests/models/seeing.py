@@ -42,6 +42,7 @@ from seeing_parts import (
     Seeing,
     config,
 )
+from seeing_queries import QUERIES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from zoo import spread
 
@@ -239,7 +240,7 @@ FAMILIES |= {
         ("image_position_ids",),
     ),
 }  # fmt: skip
-MORE |= NEWER | LATEST | PACKED
+MORE |= NEWER | LATEST | PACKED | QUERIES
 FAMILIES |= MORE
 ONE_AXIS = ("dots-ocr", "exaone4.5", "glm5-next", "kimi-k2.5", "kimi-vl", "video-llama-3")
 """Of those with grids: they do not ask which tokens are of images."""
@@ -389,6 +390,8 @@ def greedy(model: Any, name: str, ids: list[int], images: list[Any], new: int) -
         for _ in range(new):
             seq.append(int(model(**given(name, seq, images), use_cache=False).logits[0, -1].argmax()))
         return seq[len(ids) :]
+    if name == "blip-2" and not images:
+        model = model.language_model  # the whole model requires an image
     model.generation_config.eos_token_id = None
     out = model.generate(**given(name, ids, images), max_new_tokens=new, do_sample=False)
     tokens: list[int] = out[0, len(ids) :].tolist()

@@ -12,6 +12,7 @@ from thalweg.checkpoint.native_images import READS
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.media.processors.aria import Aria, aria
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
+from thalweg.media.processors.blip_2 import Blip2, blip_2
 from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
 from thalweg.media.processors.cosmos3 import Cosmos3Edge, cosmos3_edge
 from thalweg.media.processors.deepseek_vl import DeepseekVL, Janus, deepseek_vl, janus
@@ -62,11 +63,13 @@ from thalweg.media.processors.tiles import (
 )
 from thalweg.media.processors.trocr import Trocr, trocr
 from thalweg.media.processors.video_llama_3 import VideoLlama3, video_llama_3
+from thalweg.media.processors.video_llava import video_llava
 
 __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "Size", "View", "processor"]
 
 Processor = (
     Aria
+    | Blip2
     | Clip
     | ClipVector
     | Cosmos3Edge
@@ -118,6 +121,7 @@ def _vision_encoder_decoder(config: Config, said: Config) -> Trocr | Donut:
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "AriaForConditionalGeneration": aria,
     "AyaVisionForConditionalGeneration": aya_vision,
+    "Blip2ForConditionalGeneration": blip_2,
     "CLIPModel": clip_vector,
     "Cohere2VisionForConditionalGeneration": cohere2_vision,
     "CohereCompassForConditionalGeneration": qwen3_vl,
@@ -194,6 +198,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "SmolVLMForConditionalGeneration": idefics3,
     "VideoLlama3ForConditionalGeneration": video_llama_3,
     "VisionEncoderDecoderModel": _vision_encoder_decoder,
+    "VideoLlavaForConditionalGeneration": video_llava,
     "VipLlavaForConditionalGeneration": clip,
 }
 """`architectures` entry of config.json -> the function that reads its image settings."""

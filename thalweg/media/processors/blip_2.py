@@ -1,0 +1,49 @@
+"""BLIP-2: one square, read by queries. Its vectors stand before the token that begins a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.media.processors.base import Size, edge, only, outer, read_size, settings, token, vision
+from thalweg.media.processors.clip import MEAN, STD, Clip
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from thalweg.media.patches import PatchInputs
+
+BEGIN = "</s>"
+"""OPT's first token."""
+
+
+class Blip2(Clip, frozen=True, kw_only=True):
+    queries: int
+    """Vectors of an image."""
+
+    def count(self, size: Size) -> int:
+        return self.queries
+
+    def complete(self, prompt: str) -> str:
+        """The image, the first token of texts, and the text. The prompt may omit the placeholder and that token."""
+        images, text = prompt.count(self.marker) or 1, prompt.replace(self.marker, "").removeprefix(BEGIN)
+        return self.marker * images + BEGIN + text
+
+    def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
+        import numpy as np
+
+        made = super().preprocess(views, size)
+        made.keep = np.zeros(self.queries, np.int32)
+        return made
+
+
+def blip_2(config: Config, said: Config) -> Blip2:
+    seen = vision(config)
+    side = edge(seen, "image_size", 224)
+    only(read_size(said, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
+    return Blip2(
+        token=token(config), marker="<image>", patch=edge(seen, "patch_size", 14), shortest=0, side=side, classes=True,
+        whole=True, bare=True, queries=integer(outer(config), "num_query_tokens", high=1 << 12, default=32),
+        **settings(said, mean=MEAN, std=STD),
+    )  # fmt: skip
