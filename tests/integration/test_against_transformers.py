@@ -35,7 +35,7 @@ QUICK = ("llama", "qwen3-windowed")
 RECURRENT = ("qwen3-next", "qwen3.5", "qwen4-exp", "nemotron-h", "jamba", "lfm2", "minimax", "zamba2")
 STATES = {name: {"mamba_block_size": 8} for name in RECURRENT}
 """States are kept so often that these short prompts share some."""
-MORE = ("minimax", "deepseek-v4", "qwen4-exp", "zamba2", "diffllama")
+MORE = ("minimax", "deepseek-v4", "qwen4-exp", "zamba2", "diffllama", "dots3-note")
 """Whose caches differ from those of all `CONFIGS`."""
 NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in sorted(CONFIGS)]
 

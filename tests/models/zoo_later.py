@@ -33,6 +33,15 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
     "olmo-clipped": (transformers.OlmoConfig, {"clip_qkv": 0.7}),
     "codegen": (transformers.CodeGenConfig, {"rotary_dim": 8}),
     "diffllama": (transformers.DiffLlamaConfig, {"num_hidden_layers": 3, "head_dim": 16, "attention_bias": True}),
+    "dots3-note": (
+        transformers.Dots3NoteTextConfig,
+        {
+            **INDEXED, "num_hidden_layers": 6, "head_dim": 40, "index_n_heads": 16, "n_group": 4, "topk_group": 2,
+            "num_attention_heads": 4, "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_q_lora_rank": 20,
+            "swa_kv_lora_rank": 24, "swa_head_dim": 24, "swa_qk_nope_head_dim": 16, "swa_v_head_dim": 12,
+            "sliding_window_size": 9, "shared_experts_intermediate_size": 20, "n_shared_experts": 2, "pad_token_id": 0,
+        },
+    ),
     "flint": (
         transformers.FlintConfig,
         {

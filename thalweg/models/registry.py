@@ -102,6 +102,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "DistilBertForTokenClassification": f"{_FAMILIES}.distilbert:distilbert_of_tokens",
     "DistilBertModel": f"{_FAMILIES}.distilbert:distilbert",
     "Dots1ForCausalLM": f"{_FAMILIES}.dots1:dots1",
+    "Dots3NoteForCausalLM": f"{_FAMILIES}.dots3_note:dots3_note",
+    "Dots3NoteForConditionalGeneration": f"{_FAMILIES}.dots3_note:dots3_note",
     "ElectraForSequenceClassification": f"{_FAMILIES}.electra:electra_classifier",
     "ElectraForTokenClassification": f"{_FAMILIES}.electra:electra_of_tokens",
     "ElectraModel": f"{_FAMILIES}.electra:electra",

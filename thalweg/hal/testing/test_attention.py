@@ -30,6 +30,7 @@ SPECS = {
     "e5m2": AttnSpec(4, 2, 32, 32**-0.5, "float32", kv_dtype="float8_e5m2"),
     "int8": AttnSpec(4, 2, 32, 32**-0.5, "float32", sinks=True, kv_dtype="int8"),
     "latent": AttnSpec(4, 1, 48, 0.2, "float32", "latent", latent=32),
+    "latent-window": AttnSpec(4, 1, 48, 0.2, "float32", "latent", 20, latent=32),
 }
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}
 NEXT_CODE = {"float32": 1e-2, "bfloat16": 5e-2, "float16": 5e-2}

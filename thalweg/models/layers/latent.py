@@ -58,6 +58,9 @@ class LatentAttention:
         }
         if self._q_norm is not None:
             self.specs["q_norm"] = self._q_norm.specs
+        self._key_norm = _norm(ctx, spec.rope_dim, spec.eps, weights["key_norm"]) if spec.key_norm else None
+        if self._key_norm is not None:
+            self.specs["key_norm"] = self._key_norm.specs
         self._joint = spec.q_gate
         self._gate, self._per_head = Linear(ctx, weights["gate"]) if spec.gate else None, not spec.gate_values
         if spec.gate or spec.q_gate:
@@ -103,6 +106,8 @@ class LatentAttention:
         if self._grows is not None:
             q = grown(q, flow.batch.positions, *self._grows)
         still, turning = q.split((self._nope, self._rotary), dim=-1)
+        if self._key_norm is not None:
+            key = self._key_norm(p["key_norm"], key.contiguous())
         if self._rope is not None:
             turned = flow.batch.positions if flow.rows is None else flow.rows
             turning, key = self._rope(turning, key, turned, flow.tables[at.table])

@@ -50,6 +50,10 @@ class LatentAttention:
     """And one per value."""
     q_gate: bool = False
     """q's projection reads its latent after the norm and before, and gives each head's q, and then the gates of its values."""
+    key_norm: str = ""
+    """The norm of the rotary key that all heads share, before it turns; "" = none."""
+    window: int = 0
+    """A token sees itself and the window - 1 tokens before it; 0 = all. All tokens are kept in any case."""
     sinks: str = ""
     """The tensor of a learned logit per head, as in `AttnSpec.sinks`; "" = none."""
     name: str = "self_attn"
@@ -59,6 +63,8 @@ class LatentAttention:
             raise ValueError("LatentAttention: a part of q turns, or has so many values that do not")
         if isinstance(self.indexer, Indexer) and self.rope is None:
             raise ValueError("LatentAttention: an indexer turns its heads as attention does")
+        if self.window and self.top:
+            raise ValueError("LatentAttention: layers with a window read all of its tokens")
         if self.q_gate and (self.gate or not self.q_latent):
             raise ValueError("LatentAttention: gates with q read the latent of q, and exclude a gate matrix")
         if self.indexer is not None and not (self.top and self.q_latent):
@@ -81,7 +87,7 @@ class LatentAttention:
             heads=self.heads // ranks, kv_heads=1, head_dim=self.latent + self.rope_dim,
             scale=self.scale or (self.nope_dim + self.rope_dim) ** -0.5, dtype=dtype, kind="latent", kv_dtype=kv_dtype,
             latent=self.latent, index=self.indexer.dim if top and isinstance(self.indexer, Indexer) else 0, top=top,
-            sinks=bool(self.sinks),
+            sinks=bool(self.sinks), window=self.window,
         )  # fmt: skip
 
     def weights(self, at: str, hidden: int) -> Weights:
@@ -97,6 +103,8 @@ class LatentAttention:
         }
         if self.q_latent:
             made["q_norm"] = Norm("q_a_layernorm", self.q_latent, self.eps).weights(at)
+        if self.key_norm:
+            made["key_norm"] = Norm(self.key_norm, self.rope_dim, self.eps).weights(at)
         if self.sinks:
             made["sinks"] = {"weight": vector(f"{at}{self.sinks}", self.heads, shard=0)}
         if self.indexer is not None:
