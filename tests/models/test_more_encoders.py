@@ -171,7 +171,13 @@ def numbers(path: Path, auto: type, ids: list[int]) -> np.ndarray:
     return model(torch.tensor([ids])).logits[0].numpy()
 
 
-@pytest.mark.parametrize("name", ["deberta", "deberta-v3", "eurobert"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deberta", "deberta-v3", "eurobert", "albert", "roformer", "xlm-roberta-xl", "megatron-bert", "rembert", "camembert",
+        "data2vec-text", "electra-small",
+    ],
+)  # fmt: skip
 @pytest.mark.sampled(2)
 def test_classes_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     more = {"classifier_pooling": "mean"} if name == "eurobert" else {}
@@ -180,7 +186,8 @@ def test_classes_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(got, numbers(path, transformers.AutoModelForSequenceClassification, ids), atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["deberta-v3", "eurobert"])
+@pytest.mark.parametrize("name", ["deberta-v3", "eurobert", "albert", "roformer", "xlm-roberta-xl", "megatron-bert", "rembert"])
+@pytest.mark.sampled(2)
 def test_classes_of_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     path = make_encoder(name, tmp_path, transformers.AutoModelForTokenClassification, num_labels=3)
     rig, (ids,) = Rig(path, platform="cpu"), texts(20)
@@ -211,10 +218,58 @@ def test_gemma_that_generates_sees_what_was(tmp_path: Path) -> None:
         registry.family(config)(config)
 
 
-def test_electra_of_another_width_is_refused(tmp_path: Path) -> None:
-    config = {**read_config(make_encoder("electra", tmp_path)), "embedding_size": 24}
-    with pytest.raises(UnsupportedModelError, match="embedding_size"):
+# ------------------------------------------------------------------ heads that guess words
+
+
+def describe_splade(path: Path, **said: str) -> None:
+    """The files of a sparse encoder, as sentence-transformers writes them."""
+    kinds = [("", "models.MLMTransformer"), ("1_SpladePooling", "models.SpladePooling")]
+    modules = [
+        {"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.sparse_encoder.{kind}"}
+        for i, (folder, kind) in enumerate(kinds)
+    ]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_SpladePooling").mkdir(exist_ok=True)
+    config = {"pooling_strategy": "max", "activation_function": "relu", "word_embedding_dimension": VOCAB, **said}
+    (path / "1_SpladePooling" / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("name", ["distilbert", "xlm-roberta", "bert", "mpnet", "camembert"])
+@pytest.mark.sampled(2)
+def test_a_sparse_encoder_gives_the_weights_of_words(name: str, tmp_path: Path) -> None:
+    path = make_encoder(name, tmp_path, transformers.AutoModelForMaskedLM)
+    describe_splade(path)
+    for got, ids in zip(pooled(Rig(path, platform="cpu", max_len=256), texts()), texts(), strict=True):
+        logits = numbers(path, transformers.AutoModelForMaskedLM, ids)
+        np.testing.assert_allclose(got, np.log1p(np.maximum(logits, 0)).max(0), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["albert", "electra", "megatron-bert", "rembert", "roformer", "deberta-v3", "ernie", "bert"])
+@pytest.mark.sampled(2)
+def test_a_masked_model_keeps_the_same_encoder(name: str, tmp_path: Path) -> None:
+    close(make_encoder(name, tmp_path, transformers.AutoModelForMaskedLM))
+
+
+def test_sparse_encoders_of_another_kind_are_refused(tmp_path: Path) -> None:
+    path = make_encoder("bert", tmp_path, transformers.AutoModelForMaskedLM)
+    describe_splade(path, pooling_strategy="sum")
+    with pytest.raises(UnsupportedModelError, match=r"pooling_strategy: 'sum' is not supported; only 'max' is"):
+        read_config(path)
+    path = make_encoder("electra", tmp_path, transformers.AutoModelForMaskedLM)
+    describe_splade(path)
+    config = read_config(path)
+    with pytest.raises(UnsupportedModelError, match="SpladePooling"):
         registry.family(config)(config)
+
+
+def test_vectors_of_contriever_are_not_normalised(tmp_path: Path) -> None:
+    path = make_encoder("bert", tmp_path)
+    edit_config(path, architectures=["Contriever"])
+    config = read_config(path)
+    tail = registry.family(config)(config).pooling
+    assert tail is not None
+    assert (tail.mode, tail.activate) == ("mean", False)
+    close(path)
 
 
 # ------------------------------------------------------------------ modules of sentence-transformers

@@ -221,6 +221,23 @@ ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "eurobert": (transformers.EuroBertConfig, {"pad_token_id": 0, "attention_bias": True}),
     "jina-v3": (transformers.JinaEmbeddingsV3Config, {"pad_token_id": 0}),
+    "electra-small": (transformers.ElectraConfig, {"embedding_size": 24, "pad_token_id": 0}),
+    "albert": (
+        transformers.AlbertConfig,
+        {"embedding_size": 24, "num_hidden_layers": 4, "num_hidden_groups": 2, "pad_token_id": 0},
+    ),
+    "camembert": (transformers.CamembertConfig, {"max_position_embeddings": 258, "pad_token_id": 1, "type_vocab_size": 1}),
+    "data2vec-text": (
+        transformers.Data2VecTextConfig,
+        {"max_position_embeddings": 258, "pad_token_id": 1, "type_vocab_size": 1},
+    ),
+    "xlm-roberta-xl": (
+        transformers.XLMRobertaXLConfig,
+        {"max_position_embeddings": 258, "pad_token_id": 1, "type_vocab_size": 1},
+    ),
+    "megatron-bert": (transformers.MegatronBertConfig, {"pad_token_id": 0}),
+    "rembert": (transformers.RemBertConfig, {"input_embedding_size": 24, "pad_token_id": 0}),
+    "roformer": (transformers.RoFormerConfig, {"embedding_size": 24, "pad_token_id": 0}),
 }
 """The same of models that give vectors."""
 
@@ -319,6 +336,8 @@ def spread(model: torch.nn.Module, seed: int) -> None:
     )
     buffers = ((name, b) for name, b in model.named_buffers() if name.endswith(stored))
     for name, p in (*model.named_parameters(), *buffers):
+        if type(model).__name__.startswith("RoFormer") and "embed_positions" in name:
+            continue  # a table of sines
         if name.endswith(("input_max", "output_max", "input_min", "output_min")):
             p.fill_({"input_max": 1.1, "input_min": -0.9, "output_max": 1.6, "output_min": -1.7}[name.rsplit(".", 1)[1]])
         elif name.endswith(("A_log", "recurrent_param")):

@@ -51,16 +51,18 @@ def read_pooling(path: Path, read: Read) -> dict[str, Any] | None:
             said = read(folder / "config.json")
             found |= {"mode": _mode(said, folder / "config.json"), "normalise": False}
             whole = said.get("include_prompt", True)
+        elif kind == "SpladePooling":
+            found |= _splade(_inside(path, module.get("path")) / "config.json", read)
         elif kind == "Dense":
             if found.get("normalise"):
                 raise UnsupportedModelError(f"{path / MODULES}: a Dense step after Normalize is not supported")
             found.setdefault("dense", []).append(_dense(path, module.get("path"), read))
             if str(module.get("type")).startswith("pylate."):
                 found |= {"each": True}
-        elif kind != "Transformer":
+        elif kind not in ("Transformer", "MLMTransformer"):
             raise UnsupportedModelError(
-                f"{path / MODULES}: type: {kind!r:.80} is not supported; this version does Transformer, Pooling, Dense and "
-                "Normalize"
+                f"{path / MODULES}: type: {kind!r:.80} is not supported; this version does Transformer, MLMTransformer, "
+                "Pooling, SpladePooling, Dense and Normalize"
             )
     if found.get("each"):
         found.setdefault("normalise", True)
@@ -71,6 +73,17 @@ def read_pooling(path: Path, read: Read) -> dict[str, Any] | None:
     if whole and (path / PROMPTS).is_file():  # otherwise vectors exclude the prompt's tokens, which is not implemented
         found["prompts"] = _prompts(path / PROMPTS, read)
     return found
+
+
+def _splade(file: Path, read: Read) -> dict[str, Any]:
+    """The one supported form: log(1 + relu(logits)), and of each word the largest."""
+    said = read(file)
+    if not isinstance(said, Mapping):
+        raise CheckpointError(f"{file}: must hold a JSON object")
+    for key, only in (("pooling_strategy", "max"), ("activation_function", "relu")):
+        if said.get(key, only) != only:
+            raise UnsupportedModelError(f"{file}: {key}: {said[key]!r:.80} is not supported; only {only!r} is")
+    return {"lexical": True, "normalise": False}
 
 
 def _colbert(file: Path, read: Read) -> dict[str, Any] | None:

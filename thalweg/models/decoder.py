@@ -27,7 +27,7 @@ from thalweg.models.context import Context
 from thalweg.models.drafts.taps import EMBEDDED, FINAL
 from thalweg.models.flow import AxisTables, Flow, MixerRef
 from thalweg.models.heads.classify import Classifier
-from thalweg.models.heads.dense import DenseModules
+from thalweg.models.heads.dense import DenseModules, Projection
 from thalweg.models.heads.lexical import WordWeights
 from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.altup import Streams
@@ -82,6 +82,7 @@ _ENDS = (
     _End("inputs", lambda s: s.inputs, lambda ctx, s, part, w: LayerInputs(ctx, part, w)),
     _End("streams", lambda s: s.streams, lambda ctx, s, part, w: STREAMS[type(part)](ctx, part, w)),
     _End("embed_norm", lambda s: s.embed_norm, lambda ctx, s, part, w: build_norm(ctx, part, w)),
+    _End("embed_projection", lambda s: s.embed_projection, lambda ctx, s, part, w: Projection(ctx, w)),
     _End("norm", lambda s: s.norm, lambda ctx, s, part, w: build_norm(ctx, part, w)),
     _End("head", lambda s: s if s.pooling is None else None, lambda ctx, s, part, w: LMHead(ctx, s, w)),
     _End("classes", lambda s: s.pooling and s.pooling.classes, lambda ctx, s, part, w: Classifier(ctx, part, s.hidden, w)),
@@ -172,10 +173,11 @@ class Decoder:
         self.cache_scales = frozenset(n for mixer in mixers.values() for n in getattr(mixer, "cache_scales", ()))
         """Names of tensors of the checkpoint that were read while the model was built: scales of keys and values."""
         learned = weights.get("learned", {})
-        self._learned = [AddedEmbedding(ctx, s.learned[i], s.hidden, each) for i, each in learned.items()]
+        self._learned = [AddedEmbedding(ctx, s.learned[i], s.embed_width, each) for i, each in learned.items()]
         ends = _build_ends(ctx, s, weights)
         self._distances, self._inputs, self._streams = ends.get("distances"), ends.get("inputs"), ends.get("streams")
         self._embed_norm, self._norm = ends.get("embed_norm"), ends.get("norm")
+        self._embed_projection: Projection | None = ends.get("embed_projection")
         self._head: LMHead | None = ends.get("head")
         self._pooler = None if s.pooling is None else Pooler(ctx, s.pooling, s.hidden)
         self._classes, self._dense, self._lexical = ends.get("classes"), ends.get("dense"), ends.get("lexical")
@@ -351,7 +353,7 @@ class Decoder:
             x = self._embed_norm(params.get("embed_norm", {}), x)  # a norm may have no weight
         for each in added if late else ():
             x = x + each
-        return x
+        return x if self._embed_projection is None else self._embed_projection(params["embed_projection"], x)
 
     def embed(self, params: Any, tokens: Array) -> Array:
         """Token ids i32[N] -> [N, hidden]: their embeddings, as layers of a drafter read them."""

@@ -5,16 +5,36 @@ sentence is left out."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.families.common import act, both_ways, classes, hidden_size, layer_count, pooling, token_classes
-from thalweg.models.spec import Layer, LayerNorm, LearnedEmbedding, ModelSpec, Names, Norms, UngatedMLP
-from thalweg.models.tail import ACTS, Lexical, Pooling
+from thalweg.models.families.common import (
+    act,
+    both_ways,
+    classes,
+    hidden_size,
+    layer_count,
+    pooling,
+    token_classes,
+    word_weights,
+)
+from thalweg.models.spec import EmbedProjection, Layer, LayerNorm, LearnedEmbedding, ModelSpec, Names, Norms, UngatedMLP
+from thalweg.models.tail import Pooling
+
+HEAD = "cls.predictions."
+"""The head that guesses words."""
 
 
 def bert(config: Config) -> ModelSpec:
-    return encoder(config, pooling(config, default="cls"), prefix="bert.", skip=("pooler.", "cls."))
+    return _encoder(config, pooling(config, default="cls", lexical=partial(_words, config)))
+
+
+def contriever(config: Config) -> ModelSpec:
+    """BERT with mean pooling. Its vectors are compared by their dot product, so they are not normalised."""
+    tail = pooling(config, default="mean")
+    return _encoder(config, tail if isinstance(config.get("pooling"), dict) else replace(tail, activate=False))
 
 
 def bert_classifier(config: Config) -> ModelSpec:
@@ -27,17 +47,19 @@ def bert_of_tokens(config: Config) -> ModelSpec:
 
 def bert_splade(config: Config) -> ModelSpec:
     """SPLADE: a weight for each word of the vocabulary, made by the head that guesses words. They are not normalised."""
-    name, head = act(config, default="gelu"), "cls.predictions."
-    if name not in ACTS:
-        raise UnsupportedModelError(
-            f"config.json: hidden_act: {name}: this version's head that guesses words has {', '.join(ACTS)}"
-        )
-    lexical = Lexical(
-        dense=f"{head}transform.dense", norm=f"{head}transform.LayerNorm", bias=f"{head}bias", act=name, eps=_eps(config),
-        table="embeddings.word_embeddings", vocab=integer(config, "vocab_size"),
+    return _encoder(config, _words(config))
+
+
+def _encoder(config: Config, tail: Pooling) -> ModelSpec:
+    unused = ("cls.",) if tail.lexical is None else ("cls.seq_relationship.", f"{HEAD}decoder.")
+    return encoder(config, tail, prefix="bert.", skip=("pooler.", *unused))
+
+
+def _words(config: Config) -> Pooling:
+    return word_weights(
+        config, dense=f"{HEAD}transform.dense", norm=f"{HEAD}transform.LayerNorm", bias=f"{HEAD}bias",
+        act=act(config, default="gelu"), eps=_eps(config),
     )  # fmt: skip
-    tail = Pooling("max", activate=False, lexical=lexical)
-    return encoder(config, tail, prefix="bert.", skip=("pooler.", "cls.seq_relationship.", f"{head}decoder."))
 
 
 def encoder(config: Config, tail: Pooling, *, prefix: str, skip: Sequence[str] = (), first: int = 0) -> ModelSpec:
@@ -78,3 +100,18 @@ def encoder(config: Config, tail: Pooling, *, prefix: str, skip: Sequence[str] =
 
 def _eps(config: Config) -> float:
     return real(config, "layer_norm_eps", default=1e-12)
+
+
+def project_embeddings(config: Config, spec: ModelSpec, width: int, name: str) -> ModelSpec:
+    """The same encoder with embeddings of another width. name: of the linear layer after their norm."""
+    return replace(
+        spec, embed_norm=LayerNorm("embeddings.LayerNorm", width, _eps(config)), embed_projection=EmbedProjection(name, width)
+    )
+
+
+def norm_before(config: Config, spec: ModelSpec, mixer: str, ffn: str, last: str) -> ModelSpec:
+    """The same encoder with norms before its parts: `mixer`, `ffn`, and `last` after all layers. None is of embeddings."""
+    hidden, eps = hidden_size(config), _eps(config)
+    norms = Norms(mixer=LayerNorm(mixer, hidden, eps), ffn=LayerNorm(ffn, hidden, eps))
+    layers = tuple(replace(layer, norms=norms) for layer in spec.layers)
+    return replace(spec, layers=layers, embed_norm=None, norm=LayerNorm(last, hidden, eps))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, max_len, real, rope_parameters, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.spec import MLP, Attention, Layer, ModelSpec, Norm, Norms, Rope, UngatedMLP, rope_type
-from thalweg.models.tail import POOLING, Classes, Dense, Pooling
+from thalweg.models.tail import ACTS, POOLING, Classes, Dense, Lexical, Pooling
 
 MAX_LABELS = 65_536
 ACTIVATIONS = {
@@ -159,11 +159,16 @@ def layer_types(
     return tuple(types)
 
 
-def pooling(config: Config, default: str) -> Pooling:
-    """Pooling of a model: as its other files say, or `default` with normalised vectors where they say nothing."""
+def pooling(config: Config, default: str, lexical: Callable[[], Pooling] | None = None) -> Pooling:
+    """Pooling of a model: as its other files say, or `default` with normalised vectors where they say nothing. lexical:
+    makes the tail of a sparse encoder, if the family has one."""
     said = config.get("pooling")
     if not isinstance(said, dict):
         said = {}
+    if flag(said, "lexical", False):
+        if lexical is None:
+            raise UnsupportedModelError("modules.json: SpladePooling is not supported for this architecture")
+        return lexical()
     mode = text(said, "mode", default)
     if mode not in POOLING:
         raise UnsupportedModelError(f"config.json: pooling: unknown mode {mode!r:.80}; supported: {', '.join(POOLING)}")
@@ -181,6 +186,18 @@ def pooling(config: Config, default: str) -> Pooling:
         mode, flag(said, "normalise", True), _dimensions(config, size), None, dense, prompts,
         each=flag(said, "each", False), **_of_tokens(config),
     )  # fmt: skip
+
+
+def word_weights(config: Config, *, dense: str, norm: str, bias: str, act: str, eps: float) -> Pooling:
+    """The tail of a sparse encoder: a weight for each word of the vocabulary, made by the head that guesses words. dense,
+    norm, bias: names of its tensors. act: between the first two."""
+    if act not in ACTS:
+        raise UnsupportedModelError(f"config.json: hidden_act: {act}: the head that guesses words supports {', '.join(ACTS)}")
+    lexical = Lexical(
+        dense=dense, norm=norm, bias=bias, act=act, eps=eps, table="embeddings.word_embeddings",
+        vocab=integer(config, "vocab_size"),
+    )  # fmt: skip
+    return Pooling("max", activate=False, lexical=lexical)
 
 
 def _dimensions(config: Config, hidden: int) -> tuple[int, ...] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from thalweg.checkpoint.config import Config, integer
 from thalweg.models.families.common import (
     act,
@@ -12,6 +14,7 @@ from thalweg.models.families.common import (
     pooling,
     token_classes,
     ungated_mlp,
+    word_weights,
 )
 from thalweg.models.spec import Layer, LayerNorm, LearnedEmbedding, ModelSpec, Names, Norms
 from thalweg.models.tail import Pooling
@@ -20,7 +23,15 @@ EPS = 1e-12
 
 
 def distilbert(config: Config) -> ModelSpec:
-    return _encoder(config, pooling(config, default="cls"), skip=("vocab_",))
+    tail = pooling(config, default="cls", lexical=partial(_words, config))
+    return _encoder(config, tail, skip=("vocab_",) if tail.lexical is None else ("vocab_projector.weight",))
+
+
+def _words(config: Config) -> Pooling:
+    gate = act(config, "activation", default="gelu")
+    return word_weights(
+        config, dense="vocab_transform", norm="vocab_layer_norm", bias="vocab_projector.bias", act=gate, eps=EPS
+    )
 
 
 def distilbert_classifier(config: Config) -> ModelSpec:

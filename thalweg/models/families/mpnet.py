@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from thalweg.checkpoint.config import Config, integer, real
-from thalweg.models.families.common import act, both_ways, classes, hidden_size, layer_count, pooling, ungated_mlp
+from thalweg.models.families.common import act, both_ways, classes, hidden_size, layer_count, pooling, ungated_mlp, word_weights
 from thalweg.models.spec import Layer, LayerNorm, LearnedEmbedding, ModelSpec, Names, Norms, RelativeBias
 from thalweg.models.tail import Pooling
 
@@ -12,7 +14,14 @@ FIRST = 2
 
 
 def mpnet(config: Config) -> ModelSpec:
-    return _encoder(config, pooling(config, default="cls"), skip=("pooler.", "mpnet.pooler.", "lm_head."))
+    tail = pooling(config, default="cls", lexical=partial(_words, config))
+    unused = "lm_head." if tail.lexical is None else "lm_head.decoder."
+    return _encoder(config, tail, skip=("pooler.", "mpnet.pooler.", unused))
+
+
+def _words(config: Config) -> Pooling:
+    eps = real(config, "layer_norm_eps", default=1e-12)
+    return word_weights(config, dense="lm_head.dense", norm="lm_head.layer_norm", bias="lm_head.bias", act="gelu", eps=eps)
 
 
 def mpnet_classifier(config: Config) -> ModelSpec:

@@ -24,7 +24,7 @@ class Embedding:
 
     def __init__(self, ctx: Context, spec: ModelSpec, weights: Mapping[str, Any]) -> None:
         self._comm = ctx.mesh.tensor
-        here = ctx.share(spec.hidden, "hidden units")
+        here = ctx.share(spec.embed_width, "values of an embedding")
         table = weights["weight"]
         form = ctx.format(table)
         # A tied table has one packing for both uses only if their formats are equal.

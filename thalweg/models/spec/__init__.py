@@ -34,7 +34,7 @@ from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
 from thalweg.models.spec.memory import LowRankMLP, MemoryPart, MemoryStreams
 from thalweg.models.spec.mlp import MLP, UngatedMLP
-from thalweg.models.spec.model import Layer, LearnedEmbedding, ModelSpec, Names
+from thalweg.models.spec.model import EmbedProjection, Layer, LearnedEmbedding, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.mtp import MTPSpec
 from thalweg.models.spec.ngram import KeptRows, NGramInput
@@ -89,6 +89,7 @@ __all__ = [
     "DifferentialAttention",
     "DisentangledAttention",
     "Distances",
+    "EmbedProjection",
     "FastConformerSpec",
     "GatedNorm",
     "GatedRecurrence",

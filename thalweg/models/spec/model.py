@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from thalweg.models.spec.mtp import MTPSpec
 
 Around = LayerEnding | AltUp | HyperConnection | GatedResidual | ResidualGate | MemoryPart
-ENTRY = ("embed", "speech", "text", "learned", "inputs", "streams", "embed_norm", "vision", "audio")
+ENTRY = ("embed", "speech", "text", "learned", "inputs", "streams", "embed_norm", "embed_projection", "vision", "audio")
 """Keys of parameters that only the first stage has."""
 TAIL = ("norm", "head", "classes", "lexical", "dense")
 """Keys of parameters that only the last stage has."""
@@ -123,6 +123,19 @@ class LearnedEmbedding:
         return {"weight": Weight((Source(f"{at}{self.name}.weight", (self.rows, hidden)),), role="embedding")}
 
 
+@dataclass(frozen=True, slots=True)
+class EmbedProjection:
+    """A linear layer with a bias, from narrower embeddings to the layers' width."""
+
+    name: str
+    width: int
+    """Of embedded tokens, of what is added to them, and of their norm."""
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        weight = Weight((Source(f"{at}{self.name}.weight", (hidden, self.width)),))
+        return {"weight": weight, "bias": vector(f"{at}{self.name}.bias", hidden)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
     """How a checkpoint's names differ from those that the parts of a spec give."""
@@ -163,6 +176,8 @@ class ModelSpec:
     """Of the first layer's input."""
     learned_after_norm: bool = False
     """`learned` is added to the output of `embed_norm`. False: to its input."""
+    embed_projection: EmbedProjection | None = None
+    """Of the first layer's input, after `embed_norm`."""
     inputs: LayerInputs | None = None
     """The separate input of each layer."""
     streams: Streams | HyperStreams | GatedStreams | MemoryStreams | None = None
@@ -208,6 +223,8 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if self.head_normed and self.tied:
             raise ValueError("ModelSpec: rows of an embedding have the lengths they have")
+        if self.tied and self.embed_projection is not None:
+            raise ValueError("ModelSpec: an embedding that is projected is not the output matrix")
         if self.table_rows and (self.tied or self.table_rows < self.vocab):
             raise ValueError("ModelSpec: an embedding with more rows than the vocabulary is not the output matrix")
         for i, layer in enumerate(self.layers):
@@ -229,8 +246,13 @@ class ModelSpec:
             if encoder is not None:
                 made[key] = encoder.weights(self.root)
         if self.learned:
-            made["learned"] = {i: each.weights(self.root, self.hidden) for i, each in enumerate(self.learned)}
-        for key, part in (("distances", self.distances), ("inputs", self.inputs), ("streams", self.streams)):
+            made["learned"] = {i: each.weights(self.root, self.embed_width) for i, each in enumerate(self.learned)}
+        for key, part in (
+            ("distances", self.distances),
+            ("inputs", self.inputs),
+            ("streams", self.streams),
+            ("embed_projection", self.embed_projection),
+        ):
             if part is not None:
                 made[key] = part.weights(self.root, self.hidden)
         for key, norm in (("embed_norm", self.embed_norm), ("norm", self.norm)):
@@ -248,11 +270,11 @@ class ModelSpec:
         begin = 0
         for row, id in sorted((unused, id) for id, unused in self.prompt_ids):
             if row > begin:
-                yield Source(name, (row - begin, self.hidden), begin, self.table_rows)
-            yield Source(name, (1, self.hidden), id, self.table_rows)
+                yield Source(name, (row - begin, self.embed_width), begin, self.table_rows)
+            yield Source(name, (1, self.embed_width), id, self.table_rows)
             begin = row + 1
         if begin < self.vocab:
-            yield Source(name, (self.vocab - begin, self.hidden), begin, self.table_rows, absent=not self.embed)
+            yield Source(name, (self.vocab - begin, self.embed_width), begin, self.table_rows, absent=not self.embed)
 
     def _tail_weights(self) -> dict[str, Any]:
         made: dict[str, Any] = {}
@@ -278,6 +300,11 @@ class ModelSpec:
         if self.pooling is not None and self.pooling.dense:
             made["dense"] = {i: each.weights() for i, each in enumerate(self.pooling.dense)}
         return made
+
+    @property
+    def embed_width(self) -> int:
+        """Values of an embedded token, before `embed_projection`."""
+        return self.hidden if self.embed_projection is None else self.embed_projection.width
 
     @property
     def layer_range(self) -> range:
