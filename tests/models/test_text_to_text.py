@@ -31,6 +31,20 @@ T5: dict[str, Any] = {
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "pad_token_id": 0, "eos_token_id": 1,
     "decoder_start_token_id": 0,
 }  # fmt: skip
+GEMMA: dict[str, Any] = {
+    "vocab_size": VOCAB, "num_key_value_heads": 2, "sliding_window": 9, "max_position_embeddings": 64, "pad_token_id": 0,
+    "eos_token_id": 1, "bos_token_id": 2, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 9.0,
+}  # fmt: skip
+T5GEMMA: dict[str, Any] = {
+    "encoder": {
+        **GEMMA, "hidden_size": 40, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 16,
+    },
+    "decoder": {
+        **GEMMA, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6, "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+    },
+    "decoder_start_token_id": 2, "pad_token_id": 0, "eos_token_id": 1, "vocab_size": VOCAB,
+}  # fmt: skip
 CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     "bart": (transformers.BartConfig, BART),
     "bart-scaled": (transformers.BartConfig, BART | {"scale_embedding": True, "activation_function": "relu"}),
@@ -54,6 +68,7 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
             "num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 1, "expert_capacity": 16, "router_bias": True,
         },
     ),
+    "t5gemma": (transformers.T5GemmaConfig, T5GEMMA),
     "umt5": (transformers.UMT5Config, T5 | {"feed_forward_proj": "gated-gelu"}),
 }  # fmt: skip
 
@@ -72,7 +87,7 @@ def make_model(name: str, directory: Path, **generation: Any) -> Path:
                     p.copy_(positions[n])
                 elif "relative_attention_bias" in n:
                     p.normal_(0, 2)
-                elif "encoder_attn.out_proj.weight" in n or "EncDecAttention.o.weight" in n:
+                elif "encoder_attn.out_proj.weight" in n or "EncDecAttention.o.weight" in n or "post_cross_attn" in n:
                     p.mul_(3)  # sources must matter
             if hasattr(model, "final_logits_bias"):
                 model.final_logits_bias.normal_(0, 0.3)
@@ -128,7 +143,7 @@ def test_greedy_tokens_are_those_of_transformers(name, tmp_path):
     llm.shutdown()
 
 
-@pytest.mark.parametrize("name", ["marian", "m2m-100", "umt5"])
+@pytest.mark.parametrize("name", ["marian", "m2m-100", "umt5", "t5gemma"])
 def test_values_are_counted_as_the_file_has_them(name, tmp_path):
     """Computed positions are in no file: a server compares the counts before it starts."""
     path = make_model(name, tmp_path)

@@ -219,6 +219,8 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
             config = {"text_config": config[other], **{k: v for k, v in config.items() if k not in (other, "text_config")}}
     if config.get("model_type") == "canary" and isinstance(config.get("decoder_config"), dict):
         config = {"text_config": config["decoder_config"], **{k: v for k, v in config.items() if k != "decoder_config"}}
+    if config.get("model_type") == "t5gemma" and isinstance(config.get("decoder"), dict):
+        config = {"text_config": config["decoder"], **{k: v for k, v in config.items() if k != "decoder"}}
     text = config.get("text_config")
     if isinstance(text, dict):
         around = {key: value for key, value in config.items() if key != "text_config"}

@@ -390,6 +390,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Step3p5ForCausalLM": f"{_FAMILIES}.step3p5:step3p5",
     "Step3p7ForConditionalGeneration": f"{_FAMILIES}.step3p5:step3p7",
     "SwitchTransformersForConditionalGeneration": f"{_FAMILIES}.switch:switch",
+    "T5GemmaForConditionalGeneration": f"{_FAMILIES}.t5gemma:t5gemma",
     "T5EncoderModel": f"{_FAMILIES}.t5:t5_encoder",
     "T5ForConditionalGeneration": f"{_FAMILIES}.t5:t5",
     "TeleChat2ForCausalLM": f"{_FAMILIES}.telechat:telechat",

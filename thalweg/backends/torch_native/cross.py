@@ -16,8 +16,9 @@ def _write(held: Tensor, new: Tensor, table: Tensor, row: Tensor) -> Tensor:
 
 
 def _attend(
-    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, seen: Tensor | None = None, *, scale: float
-) -> Tensor:
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, seen: Tensor | None = None, *, scale: float,
+    softcap: float = 0.0,
+) -> Tensor:  # fmt: skip
     out, heads = torch.zeros_like(q), keys.shape[1]
     at = table[:, 0].index_select(0, token_seq.long()).tolist()
     counts = [keys.shape[2]] * len(at) if seen is None else seen.tolist()
@@ -27,6 +28,10 @@ def _attend(
         # For one row the fused attention is several times slower in bfloat16 than in float32, conversion included.
         groups = q[t].reshape(heads, -1, q.shape[2])
         one, k, v = (x.to(torch.float32).unsqueeze(0) for x in (groups, keys[block][:, :n], values[block][:, :n]))
+        if softcap:
+            weights = torch.softmax(torch.tanh(one @ k.mT * (scale / softcap)) * softcap, -1)
+            out[t] = (weights @ v)[0].flatten(0, 1)
+            continue
         out[t] = F.scaled_dot_product_attention(one, k, v, scale=scale)[0].flatten(0, 1)
     return out
 

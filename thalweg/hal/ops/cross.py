@@ -27,8 +27,9 @@ def cross_write(held: Tensor, new: Tensor, table: Tensor, row: Tensor) -> Tensor
 
 
 def _attend_sample(
-    name: str, heads: int, sources: int, dim: int, query: tuple[int, ...], seen: tuple[int, ...] = (), group: int = 1
-) -> Sample:
+    name: str, heads: int, sources: int, dim: int, query: tuple[int, ...], seen: tuple[int, ...] = (), group: int = 1,
+    **static: float,
+) -> Sample:  # fmt: skip
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         q = rng.normal(size=(sum(query), heads * group, dim))
         keys, values = (rng.normal(size=(6, heads, sources, dim)) for _ in range(2))
@@ -37,7 +38,7 @@ def _attend_sample(
         more = (np.resize(np.array(seen, np.int32), sum(query)),) if seen else ()
         return *(a.astype(np.float16) for a in (q, keys, values)), table, token_seq, *more
 
-    return Sample(name, make, {"scale": dim**-0.5})
+    return Sample(name, make, {"scale": dim**-0.5} | static)
 
 
 def _weights_sample(name: str, sources: int, query: tuple[int, ...]) -> Sample:
@@ -72,22 +73,25 @@ def cross_weights(q: Tensor, keys: Tensor, table: Tensor, token_seq: Tensor, *, 
         _attend_sample("lengths", 2, 9, 16, (3, 1, 18), (1, 9, 2, 4, 0, 5, 7)),
         _attend_sample("groups", 2, 12, 16, (2, 1), (12, 0, 3), 3),
         _attend_sample("long", 2, 300, 64, (1, 2)),
+        _attend_sample("capped", 2, 12, 16, (2, 1), (12, 0, 3), 3, softcap=0.7),
     ],
     tolerances={"float32": 1e-5, "bfloat16": 1e-2},
 )
 def cross_attention(
-    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, seen: Tensor | None = None, *, scale: float
-) -> Tensor:
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, seen: Tensor | None = None, *, scale: float,
+    softcap: float = 0.0,
+) -> Tensor:  # fmt: skip
     """softmax(q k^T * scale) v over all of a sequence's source: q [T, G * H, D], keys and values [blocks, H, n, D], table
     i32[S, 1], token_seq i32[T] -> [T, G * H, D]. Neighbouring G heads of q share one of keys. seen i32[T]: vectors of the
     source that each token attends to, the first ones. With 0 the result is 0. None: n. In float64, so that a token does not
-    depend on the rest of the batch."""
+    depend on the rest of the batch. softcap: scores become softcap * tanh(score / softcap); 0 = off."""
     block = table[:, 0].index_select(0, token_seq.long()).long()
     parts, heads = [], keys.shape[1]
     counts = [None] * len(torch.split(block, PIECE)) if seen is None else torch.split(seen, PIECE)
     for rows, at, count in zip(torch.split(q, PIECE), torch.split(block, PIECE), counts, strict=True):
         k, v = (held.index_select(0, at).to(torch.float64) for held in (keys, values))
         scores = torch.einsum("thgd,thnd->thgn", rows.reshape(len(rows), heads, -1, rows.shape[2]).to(torch.float64), k) * scale
+        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
         if count is not None:
             count = count[:, None, None, None]
             scores = scores.masked_fill(torch.arange(k.shape[2], device=k.device) >= count.clamp(min=1), -torch.inf)

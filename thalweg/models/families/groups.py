@@ -83,7 +83,7 @@ def check_rope(config: Mapping[str, Any], more: Collection[str] = ()) -> None:
 def _parts_with_groups(around: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(name, keys and values) of the configuration around the text part, of encoders, and of the parts of encoders."""
     yield "", around
-    for part in ("vision_config", "audio_config"):
+    for part in ("vision_config", "audio_config", "encoder"):
         holder = around.get(part)
         if isinstance(holder, Mapping):
             yield part, holder

@@ -40,7 +40,8 @@ class CrossAttention:
         said = {"heads": heads, "head_dim": spec.head_dim}
         self._write = ctx.bind(ops.cross_write, **said)
         scale = spec.scale or spec.head_dim**-0.5
-        self._attend, self._aligned = ctx.bind(ops.cross_attention, scale=scale, **said), list(spec.aligned)
+        capped = {"softcap": spec.softcap} if spec.softcap else {}
+        self._attend, self._aligned = ctx.bind(ops.cross_attention, scale=scale, **said, **capped), list(spec.aligned)
         if self._aligned:
             self._weigh = ctx.bind(ops.cross_weights, scale=scale, heads=len(self._aligned), head_dim=spec.head_dim)
         self.specs: dict[str, Any] = {

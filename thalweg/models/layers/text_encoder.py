@@ -4,18 +4,22 @@ on no other text."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
+from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, MixerRef, SourceVectors
 from thalweg.models.layers.embedding import AddedEmbedding
 from thalweg.models.layers.norm import build_norm
+from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.speech import whole_sequence
 from thalweg.models.vision.davit import DaViT
+from thalweg.models.weights import ParamSpec, Weight
 
 
 class TextEncoder:
@@ -26,8 +30,12 @@ class TextEncoder:
         embed: Callable[[Any, Array], Array],
     ) -> None:  # fmt: skip
         """block: builder of a layer from its declaration. embed: embeddings of token ids, of the model's parameters."""
-        self._embed = embed
-        self._layers = [block(ctx, each, weights["layers"][i], [MixerRef(i)]) for i, each in enumerate(spec.layers)]
+        self._embed, ropes = embed, spec.ropes
+        self._layers = [
+            block(ctx, each, weights["layers"][i], [MixerRef(i, table=-1 if m.rope is None else ropes.index(m.rope))
+                                                    for m in each.mixers])
+            for i, each in enumerate(spec.layers)
+        ]  # fmt: skip
         self._learned = [AddedEmbedding(ctx, each, spec.hidden, weights["learned"][i], spec.sources)
                          for i, each in enumerate(spec.learned)]  # fmt: skip
         norms = {key: build_norm(ctx, norm, weights[key]) for key in ("embed_norm", "norm") if (norm := getattr(spec, key))}
@@ -38,6 +46,16 @@ class TextEncoder:
             "layers": {i: each.specs for i, each in enumerate(self._layers)},
             **{key: norm.specs for key, norm in norms.items()},
         }
+        if ropes:
+            self.specs["rope"] = {
+                i: ParamSpec(Weight(()), "float32", make=partial(
+                    cos_sin_table, dict(rope.parameters), rope.dim, rope.trained, spec.sources
+                )) for i, rope in enumerate(ropes)
+            }  # fmt: skip
+        if spec.embed:
+            op, scale = ctx.bind(ops.embed, vocab=spec.vocab, size=spec.hidden), round_to(spec.embed_scale, ctx.dtype)
+            self._embed = lambda params, tokens: op(tokens, params["text"]["embed"]["weight"]) * scale
+            self.specs["embed"] = {"weight": ParamSpec(weights["embed"]["weight"], ctx.dtype, op.pack)}
         if self._learned:
             self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
         if self._image is not None:
@@ -62,9 +80,13 @@ class TextEncoder:
             x = x + each(p["learned"][i], batch, None)
         if self._embed_norm is not None:
             x = self._embed_norm(p["embed_norm"], x)
-        residual, flow = None, Flow(batch, [None] * len(self._layers), {})
+        residual, flow = None, Flow(batch, [None] * len(self._layers), p.get("rope", {}))
         for i, layer in enumerate(self._layers):
             x, residual = layer(p["layers"][i], x, residual, flow)
         if self._norm is not None:
             return self._norm.add(p["norm"], x, residual)[0]
         return x if residual is None else x + residual
+
+
+def round_to(value: float, dtype: str) -> float:
+    return float(torch.tensor(value, dtype=getattr(torch, dtype)))

@@ -29,6 +29,8 @@ class CrossAttention:
     """Of a vector of the source."""
     scale: float = 0.0
     """Of the scores; 0 = head_dim ** -0.5."""
+    softcap: float = 0.0
+    """Scores become cap * tanh(score / cap); 0 = off."""
     bias: bool = False
     """Of q, of v, and of the output."""
     key_bias: bool = False
@@ -43,6 +45,10 @@ class CrossAttention:
     gate: str = ""
     """A number of the layer, whose tanh multiplies the output; "" = none."""
     rope: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if self.aligned and self.softcap:
+            raise ValueError("CrossAttention: heads that align have no cap of scores")
 
     @property
     def widths(self) -> tuple[int, int, int]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.models.spec.davit import DaViTSpec
 from thalweg.models.spec.norm import AnyNorm
-from thalweg.models.weights import Weights
+from thalweg.models.spec.rope import Rope
+from thalweg.models.weights import Source, Weight, Weights
 
 if TYPE_CHECKING:
     from thalweg.models.spec.model import Layer, LearnedEmbedding
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEncoder:
-    """Layers of bidirectional attention over the model's own token embeddings. It gives a vector per token."""
+    """Layers of bidirectional attention over token embeddings. It gives a vector per token."""
 
     sources: int
     """Tokens of the longest source."""
@@ -23,6 +24,12 @@ class TextEncoder:
     layers: tuple[Layer, ...]
     norm: AnyNorm | None = None
     """Of the last layer's output."""
+    embed: str = ""
+    """A separate table of token embeddings; "" = that of the decoder."""
+    vocab: int = 0
+    """Rows of that table."""
+    embed_scale: float = 1.0
+    """Of embeddings from it, rounded to the model's dtype."""
     learned: tuple[LearnedEmbedding, ...] = ()
     """Added to embedded tokens."""
     embed_norm: AnyNorm | None = None
@@ -37,9 +44,21 @@ class TextEncoder:
         """Rows of its largest step."""
         return self.sources
 
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """Each rotary table that some layer reads, once."""
+        found: list[Rope] = []
+        for mixer in (mixer for layer in self.layers for mixer in layer.mixers):
+            if mixer.rope is not None and mixer.rope not in found:
+                found.append(mixer.rope)
+        return tuple(found)
+
     def weights(self, at: str) -> Weights:
         at, n = f"{at}{self.name}", self.hidden
         made: dict[str, Any] = {"layers": {i: each.weights(at + self.layer.format(i), n) for i, each in enumerate(self.layers)}}
+        if self.embed:
+            table = Source(f"{at}{self.embed}.weight", (self.vocab, n))
+            made["embed"] = {"weight": Weight((table,), role="embedding")}
         if self.learned:
             made["learned"] = {i: each.weights(at, n) for i, each in enumerate(self.learned)}
         if self.vision is not None:

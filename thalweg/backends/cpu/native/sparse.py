@@ -60,6 +60,10 @@ class _Pooling(ctypes.Structure):
     )  # fmt: skip
 
 
+def _supports_cross(spec: Mapping[str, Any]) -> str | None:
+    return "it has no cap of scores" if spec.get("softcap") else _even("heads", "head_dim")(spec)
+
+
 def _even(name: str, *keys: str) -> Any:
     """`supports` of attention. keys: facts that say how many values keys have, and how many of them are read."""
 
@@ -248,7 +252,7 @@ def kernels(library: NativeLibrary) -> tuple[Kernel, ...]:
         ),
         Kernel("compressed_attention", name, ops.compressed_attention, _even("keys", "size"), batch_invariant=True),
         Kernel("block_attention", name, ops.block_attention, _even("heads", "dim"), batch_invariant=True),
-        Kernel("cross_attention", name, ops.cross_attention, _even("heads", "head_dim"), batch_invariant=True),
+        Kernel("cross_attention", name, ops.cross_attention, _supports_cross, batch_invariant=True),
         Kernel("index_top", name, ops.index_top, _supports_choice, batch_invariant=True),
         Kernel("block_top", name, ops.block_top, _supports_blocks, batch_invariant=True),
         Kernel("pool_windows", name, ops.pool_windows, _supports_pool, batch_invariant=True),
