@@ -28,7 +28,9 @@ class Pillow(TorchvisionBackend):
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
 
     def resize(self, image: torch.Tensor, size: Any, resample: Any = None, **more: Any) -> torch.Tensor:
-        """u8[..., 3, height, width], or f32[3, height, width] without a filter."""
+        """u8[..., 3, height, width], f32 of whole numbers, or f32[3, height, width] without a filter."""
+        if image.is_floating_point() and "antialias" not in more:
+            return self.resize(image.to(torch.uint8), size, resample).to(image.dtype)
         if image.is_floating_point():
             assert more["antialias"] is False
             return torch.nn.functional.interpolate(image[None], (size.height, size.width), mode="bicubic")[0]

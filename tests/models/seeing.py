@@ -308,14 +308,17 @@ def processor(name: str) -> Any:
     family = FAMILIES[name]
     if family.processor == "Cohere2VisionImageProcessor":
         return CohereTiles(**family.settings)
-    if family.processor == "RoundedTiles":
-        return RoundedTiles(**family.settings)
+    if family.processor in ("RadioTiles", "RoundedTiles"):
+        return globals()[family.processor](**family.settings)
     if family.processor in ON_PILLOW:
         return pillow_processors.processor(ON_PILLOW[family.processor], family.processor)(**family.settings)
     return getattr(transformers, family.processor)(**family.settings)
 
 
-ON_PILLOW = {"Llama4ImageProcessor": "llama4", "Kimi_K25ImageProcessor": "kimi_k25", "Lfm2VlImageProcessor": "lfm2_vl"}
+ON_PILLOW = {
+    "Llama4ImageProcessor": "llama4", "Kimi_K25ImageProcessor": "kimi_k25", "Lfm2VlImageProcessor": "lfm2_vl",
+    "NemotronH_Omni_Reasoning_V3ImageProcessor": "nemotron_h_omni",
+}  # fmt: skip
 """By class, the module of those that need torchvision."""
 
 
@@ -353,6 +356,18 @@ class RoundedTiles(transformers.DeepseekOcr2ImageProcessorPil):
         top, left = (round((made.shape[1] - size) / 2) for size in (height, width))
         made[:, top : top + height, left : left + width] = image
         return made
+
+
+class RadioTiles(got.GotOcr2ImageProcessorPil):
+    """InternVL's tiles, as patches."""
+
+    def preprocess(self, images: Any, **more: Any) -> Any:
+        made = super().preprocess(images, **{**more, "return_tensors": "np"})
+        tiles = np.asarray(made["pixel_values"])
+        return {
+            "pixel_values": cut_patches(tiles, 4),
+            "image_grid_hw": np.array([[tiles.shape[2] // 4, tiles.shape[3] // 4]] * len(tiles)),
+        }
 
 
 def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tensor]:
@@ -459,6 +474,9 @@ def same_pixels(name: str, prepared: PatchInputs, theirs: Any) -> tuple[np.ndarr
         return ours, 2 * (pixels[0, : len(ours)] - 0.5)
     if family.processor in ("Kimi_K25ImageProcessor", "HYV4VLImageProcessorPil"):  # patches already, in our order
         return ours, pixels.reshape(len(ours), -1)
+    if "image_grid_hw" in theirs:  # patches, row by row, and learned vectors before those of each view
+        views = np.split(ours, len(theirs["image_grid_hw"]))
+        return np.concatenate([view[-(len(pixels) // len(views)) :] for view in views]), pixels
     if pixels.ndim == 2:  # patches already, and ours may lie window by window
         return ours[prepared.keep], pixels.reshape(len(ours), -1)
     if pixels.ndim == 4 and "image_grid_thw" in theirs:  # patches, row by row

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from seeing_parts import HALVES, MROPE, QWEN, SIGLIP, Seeing, config
 
 SHOWN = ("<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>")
@@ -11,6 +13,42 @@ COSMOS_VISION = {
     "model_type": "cosmos3_edge_vision", "num_patches": 36,
 }  # fmt: skip
 
+RADIO = {
+    "model_type": "radio", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 1.5,
+    "patch_size": 4, "max_img_size": 32, "num_cls_tokens": 2, "num_registers": 3, "video_temporal_patch_size": 2,
+    "layer_norm_eps": 1e-5,
+}  # fmt: skip
+NEMOTRON_H = {
+    "model_type": "nemotron_h", "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,
+    "conv_kernel": 4, "layers_block_type": ["mamba", "attention", "mlp", "mamba"], "num_hidden_layers": 4, "chunk_size": 16,
+}  # fmt: skip
+
+
+def nano_vl(said: dict[str, Any]) -> dict[str, Any]:
+    """As NVIDIA publishes Nemotron Nano VL: sizes of the encoder by a model of timm and by its teachers."""
+    eye = {key: v for key, v in said["vision_config"].items() if key not in ("num_cls_tokens", "num_registers", "max_img_size")}
+    args = {
+        "model": "vit_huge_patch16_224", "cpe_max_size": 32, "register_multiple": 5,
+        "teachers": [{"name": "clip"}, {"name": "sam"}, {"name": "clip"}],
+    }  # fmt: skip
+    return {
+        "architectures": ["NemotronH_Nano_VL_V2"], "model_type": "NemotronH_Nano_VL_V2", "llm_config": said["text_config"],
+        "downsample_ratio": 0.5, "force_image_size": 16, "ps_version": "v2", "projector_hidden_size": 40, "vit_hidden_size": 32,
+        "vision_config": {**eye, "args": args},
+    }  # fmt: skip
+
+
+def nano_tiles(said: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "image_size": 16, "max_num_tiles": 4, "norm_mean": said["image_mean"], "norm_std": said["image_std"],
+        "use_thumbnail": True,
+    }  # fmt: skip
+
+
+NEMOTRON = config(
+    "NemotronH_Omni_Reasoning_V3_Config", NEMOTRON_H, RADIO, "<image>", projector_hidden_size=40, vision_hidden_size=32,
+    audio_config=None,
+)  # fmt: skip
 PACKED: dict[str, Seeing] = {
     "cosmos3": Seeing(
         config(
@@ -26,5 +64,16 @@ PACKED: dict[str, Seeing] = {
             COSMOS_VISION, "<|image_pad|>", projector_hidden_size=56,
         ),
         *SHOWN, "Cosmos3EdgeImageProcessorPil", PIXELS, ("image_grid_thw",), writer="Cosmos3EdgeProcessor",
+    ),
+    "nemotron-omni": Seeing(
+        NEMOTRON, "<image>", "<image>", "NemotronH_Omni_Reasoning_V3ImageProcessor",
+        {"patch_size": 4, "min_num_patches": 40, "max_num_patches": 150}, ("image_grid_hw",),
+        writer="NemotronH_Omni_Reasoning_V3Processor", holds={"image_start_token": "<img>", "image_end_token": "</img>"},
+        engine={"mamba_block_size": 32, "num_gpu_blocks_override": 200},
+    ),
+    "nemotron-nano-vl": Seeing(
+        NEMOTRON, "<image>", "<image>", "RadioTiles",
+        {"size": {"height": 16, "width": 16}, "crop_to_patches": True, "max_patches": 4}, ("image_grid_hw",), published=nano_vl,
+        said=nano_tiles, engine={"mamba_block_size": 32, "num_gpu_blocks_override": 200},
     ),
 }  # fmt: skip

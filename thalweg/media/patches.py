@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from thalweg.media.processors.llama4 import Llama4
     from thalweg.media.processors.minicpm_v import MiniCpmV
     from thalweg.media.processors.minicpm_v_2 import MiniCpmV2
+    from thalweg.media.processors.nemotron_vl import NemotronOmni, NemotronTiles
     from thalweg.media.processors.qwen_vl import QwenVL
 
 F32, I32 = np.float32, np.int32
@@ -141,6 +142,23 @@ def stretch_rows(p: Hy4, view: np.ndarray) -> PatchInputs:
     mix[:, :-1] = np.arange(merged, dtype=I32).reshape(mix.shape[0], -1)
     made.mix = mix.reshape(-1, 1)
     return made
+
+
+def cropped_places(p: NemotronOmni | NemotronTiles, view: np.ndarray) -> PatchInputs:
+    """A table of places, stretched over a square with the longer edge of the image, of which the image has a corner. Learned
+    vectors precede the patches: the first rows of the table."""
+    rows, columns = (edge // p.patch for edge in view.shape[:2])
+    down, across = np.divmod(np.arange(rows * columns, dtype=I32), columns)
+    edge = max(rows, columns)
+    place, share = spread(down * I32(edge) + across, edge, edge, p.table, cubic=False)
+    before, only = np.zeros((p.first, 4), I32), np.zeros((p.first, 4), F32)
+    before[:, 0], only[:, 0] = np.arange(p.first), 1
+    value = cut(normalize(view, p), p.patch)
+    return PatchInputs(
+        np.concatenate([np.zeros((p.first, value.shape[1]), F32), value]), [p.first + len(value)],
+        I32(p.first) + merge_order(rows, columns, p.merge), place=np.concatenate([before, place + I32(p.first)]),
+        share=np.concatenate([only, share]),
+    )  # fmt: skip
 
 
 def rotary_patches(p: ImageProcessor, view: np.ndarray, merge: int, head_dim: int, theta: float, apart: bool) -> PatchInputs:

@@ -32,6 +32,7 @@ from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_one
 from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_ocr, minicpm_v
 from thalweg.media.processors.minicpm_v_2 import MiniCpmV2, minicpm_v_2
 from thalweg.media.processors.mllama import Mllama, mllama
+from thalweg.media.processors.nemotron_vl import NemotronOmni, NemotronTiles, nemotron_nano_vl, nemotron_omni
 from thalweg.media.processors.ovis2 import Ovis2, ovis2
 from thalweg.media.processors.paligemma import colpali, paligemma
 from thalweg.media.processors.phi3_v import Phi3V, phi3_v
@@ -97,6 +98,8 @@ Processor = (
     | MiniCpmV2
     | ModernVBert
     | Mllama
+    | NemotronOmni
+    | NemotronTiles
     | Ovis2
     | Phi4Multimodal
     | Trocr
@@ -172,6 +175,10 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Mistral3ForConditionalGeneration": pixtral,
     "OpsColQwen3Model": qwen3_vl,
     "MllamaForConditionalGeneration": mllama,
+    "NemotronH_Nano_Omni_Reasoning_V3": nemotron_omni,
+    "NemotronH_Nano_VL_V2": nemotron_nano_vl,
+    "NemotronH_Omni_Reasoning_V3": nemotron_omni,
+    "NemotronH_Super_Omni_Reasoning_V3": nemotron_omni,
     "Ovis2ForConditionalGeneration": ovis2,
     "PaddleOCRVLForConditionalGeneration": paddleocr_vl,
     "PaliGemmaForConditionalGeneration": paligemma,
@@ -202,10 +209,15 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "VipLlavaForConditionalGeneration": clip,
 }
 """`architectures` entry of config.json -> the function that reads its image settings."""
+NEMOTRON = (
+    "NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "NemotronH_Omni_Reasoning_V3",
+    "NemotronH_Super_Omni_Reasoning_V3",
+)  # fmt: skip
 WRITTEN: Mapping[str, str] = {
     **dict.fromkeys(("InternVLChatModel", "SkyworkR1VChatModel"), "<IMG_CONTEXT>"),
     **dict.fromkeys(("MiniCPMO", "MiniCPMV"), "<unk>"),
     "DeepseekOCRForCausalLM": "<image>",
+    **dict.fromkeys(NEMOTRON, "<image>"),
 }
 """Architecture -> text of the placeholder token, where the configuration does not name its id."""
 

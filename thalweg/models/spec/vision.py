@@ -160,6 +160,9 @@ class VisionSpec:
     weight of a module, and `whole` a vector."""
     last: bool = False
     """It is a separate tensor, with the row of `whole` last."""
+    prefix: tuple[str, int] = ("", 0)
+    """A tensor [n, hidden], and n: learned vectors before the patches of an image. They are the first of `rows`. Their patches
+    have values of 0, so `patch_bias` must be False."""
     enter: AnyNorm | None = None
     """Of embedded patches, with their places."""
     embedded: AnyNorm | None = None
@@ -217,7 +220,10 @@ class VisionSpec:
             yield Source(f"{name}.rest", (self.rows - 1, self.hidden), within=TensorView(name, stored))
         elif not self.stacks:
             yield Source(f"{name}.weight", (self.rows, self.hidden))
-        each = (self.rows // max(self.stacks, 1), self.hidden)
+        first, count = self.prefix
+        if first:
+            yield Source(f"{self.root}{first}", (count, self.hidden))
+        each = ((self.rows - count) // max(self.stacks, 1), self.hidden)
         for i in range(self.stacks):
             yield Source(f"{name}.{i}", each, within=TensorView(name, (self.stacks, *each), at=i))
 

@@ -1,0 +1,45 @@
+"""C-RADIO: a ViT with learned vectors before the patches, and a table of places that is cropped after it was stretched to a
+square."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, flag, real
+from thalweg.errors import UnsupportedModelError
+from thalweg.media.processors.nemotron_vl import prefix_rows, table_side
+from thalweg.models.families.towers.common import act, sees_all, size
+from thalweg.models.spec import AnyNorm, Layer, LayerNorm, Norms, Scale, UngatedMLP, VisionSpec
+from thalweg.models.spec.vision import ProjectorSpec
+
+ROOT = "backbone.vision_tower."
+NAMES = (("vision_model.radio_model.model.", ROOT),)
+STORED = "vision_model.radio_model."
+
+
+def radio(said: Config, projector: ProjectorSpec, normed: bool) -> tuple[VisionSpec, tuple[str, ...]]:
+    """said: `canonical_vision`. normed: the output has a norm without parameters, which files do not contain."""
+    hidden, patch, e = size(said, "hidden_size", 1280), size(said, "patch_size", 16), real(said, "layer_norm_eps", default=1e-6)
+    if flag(said, "use_swiglu_ffn", False):
+        raise UnsupportedModelError("config.json: vision_config: use_swiglu_ffn: true is not supported")
+    bias, scaled = flag(said, "qkv_bias", True), "layerscale_value" in said
+    inner = UngatedMLP(
+        inner=int(hidden * real(said, "mlp_ratio", 0.01, 100, default=4.0)), bias=True, act=act(said, "hidden_act", "gelu")
+    )  # fmt: skip
+    heads = size(said, "num_attention_heads", 16)
+    after: list[AnyNorm | None] = [Scale(f"layer_scale{i}.lambda1", hidden) if scaled else None for i in (1, 2)]
+    each = Layer(
+        sees_all(hidden=hidden, heads=heads, name="attn", fused="qkv", out="proj", bias=bias, out_bias=True), inner,
+        Norms(
+            mixer=LayerNorm("norm1", hidden, e), mixer_out=after[0], ffn=LayerNorm("norm2", hidden, e), ffn_out=after[1]
+        ),
+    )  # fmt: skip
+    first = prefix_rows(said)
+    return VisionSpec(
+        hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 32), projector=projector, root=ROOT,
+        patch="patch_generator.embedder", kernel=(size(said, "num_channels", 3) * patch**2,), layer="blocks.{}.",
+        places="patch_generator.pos_embed", rows=first + table_side(said) ** 2, stacks=1,
+        prefix=("patch_generator.cls_token.token", first),
+        leave=LayerNorm("norm", hidden, e, bias=False, weight=False) if normed else None,
+    ), (
+        f"{ROOT}patch_generator.video_embedder.", f"{STORED}input_conditioner.", f"{STORED}summary_idxs",
+        "vision_final_layernorm.",
+    )  # fmt: skip
