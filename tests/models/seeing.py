@@ -242,6 +242,8 @@ FAMILIES |= {
 }  # fmt: skip
 MORE |= NEWER | LATEST | PACKED | QUERIES
 FAMILIES |= MORE
+LEAST = {"idefics2-split": 2}
+"""Pixels of the shorter edge of an image, where transformers fails at fewer."""
 ONE_AXIS = ("dots-ocr", "exaone4.5", "glm5-next", "kimi-k2.5", "kimi-vl", "video-llama-3")
 """Of those with grids: they do not ask which tokens are of images."""
 
@@ -377,6 +379,7 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
     shown = (out["input_ids"] == IDS[family.token]).int()
     if images:
         nested = FAMILIES[name].writer in ("GraniteDoclingProcessor", "Idefics3Processor", "SmolVLMProcessor")
+        nested = nested or name.startswith("idefics2")
         made = read(name, [images] if nested else images)
         extras = [k for k in (*family.extras, "pixel_values_local") if k in made]
         out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *extras)}
@@ -486,6 +489,11 @@ def same_pixels(name: str, prepared: PatchInputs, theirs: Any) -> tuple[np.ndarr
     patch = getattr(seen, "sam_config", seen).patch_size
     patch = patch if isinstance(patch, int) else patch[0]
     images = pixels.reshape(-1, *pixels.shape[-3:])
+    if family.processor == "Idefics2ImageProcessorPil":  # patches that are shown whole
+        masks = np.asarray(theirs["pixel_attention_mask"]).reshape(-1, *images.shape[-2:])
+        shown = [image[:, : mask[:, 0].sum(), : mask[0].sum()] for image, mask in zip(images, masks, strict=True)]
+        whole = [i[:, : i.shape[1] // patch * patch, : i.shape[2] // patch * patch] for i in shown]
+        return ours, np.concatenate([cut_patches(i[None], patch) for i in whole])
     cut = cut_patches(images, patch)
     if "pixel_mask" in theirs:  # of patches that are not there
         mask = np.asarray(theirs["pixel_mask"])[0]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import transformers
-from seeing_parts import CLIP, IDS, TEXT, Seeing, config
+from seeing_parts import CLIP, IDEFICS, IDS, TEXT, Seeing, config
 
 BLIP = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 7,
+}  # fmt: skip
+PERCEIVER = {
+    "hidden_size": 48, "rms_norm_eps": 1e-5, "resampler_n_latents": 5, "resampler_depth": 2, "resampler_n_heads": 4,
+    "resampler_head_dim": 10, "num_key_value_heads": 2,
 }  # fmt: skip
 
 QUERIES: dict[str, Seeing] = {
@@ -29,5 +33,17 @@ QUERIES: dict[str, Seeing] = {
             },
         ),
         "<image>", "<image>", "BlipImageProcessorPil", {"size": {"height": 28, "width": 28}},
+    ),
+    "idefics2": Seeing(
+        config("Idefics2Config", {"model_type": "mistral", "sliding_window": None}, IDEFICS, "<image>",
+               perceiver_config=PERCEIVER),
+        "<image>", "<image>", "Idefics2ImageProcessorPil", {"size": {"shortest_edge": 21, "longest_edge": 70}},
+        ("pixel_attention_mask",),
+    ),
+    "idefics2-split": Seeing(
+        config("Idefics2Config", {"model_type": "mistral", "sliding_window": None}, IDEFICS, "<image>",
+               perceiver_config=PERCEIVER),
+        "<image>", "<image>", "Idefics2ImageProcessorPil",
+        {"size": {"shortest_edge": 21, "longest_edge": 70}, "do_image_splitting": True}, ("pixel_attention_mask",),
     ),
 }  # fmt: skip

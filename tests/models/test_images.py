@@ -132,6 +132,8 @@ def test_pixels_and_counts_are_those_of_transformers(name: str, tmp_path: Path) 
     ours = processor(read_config(tmp_path), tmp_path)
     assert ours is not None
     for seed, (width, height) in enumerate((*SIZES, (500, 300), (7, 40), (1, 1), (50, 1), (1, 40))):
+        if min(width, height) < seeing.LEAST.get(name, 1):
+            continue
         image = picture(width, height, seed)
         views, size = seen(image, ours)
         want = seeing.read(name, [image])

@@ -139,6 +139,10 @@ _QWEN2 = {
     "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32_768,
 }  # fmt: skip
 INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("blip-2", "opt"): {
+        "vocab_size": 50_272, "hidden_size": 768, "num_hidden_layers": 12, "ffn_dim": 3072, "num_attention_heads": 12,
+        "word_embed_proj_dim": 768, "max_position_embeddings": 2048,
+    },
     ("canary", "canary_decoder"): _CANARY,
     ("clip", "clip_text_model"): {
         "vocab_size": 49_408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8,
@@ -148,6 +152,7 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "vocab_size": 59_264, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
         "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
     },
+    ("idefics2", "mistral"): {**_MISTRAL, "max_position_embeddings": 32_768, "sliding_window": 4096},
     ("idefics3", "llama"): _LLAMA,
     ("internvl", "qwen2"): _QWEN2,
     ("llava", "llama"): _LLAMA,
@@ -162,6 +167,7 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "num_attention_heads": 12, "max_position_embeddings": 64,
     },
     ("smolvlm", "llama"): _LLAMA,
+    ("video_llava", "llama"): _LLAMA,
     ("voxtral", "llama"): {
         "vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072,

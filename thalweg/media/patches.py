@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from thalweg.media.processors.base import ImageProcessor
     from thalweg.media.processors.gemma4 import Gemma4
     from thalweg.media.processors.hunyuan import Hy4
+    from thalweg.media.processors.idefics2 import Idefics2
     from thalweg.media.processors.kimi import Kimi
     from thalweg.media.processors.llama4 import Llama4
     from thalweg.media.processors.minicpm_v import MiniCpmV
@@ -120,14 +121,29 @@ def query_patches(p: Aria, view: np.ndarray) -> PatchInputs:
     rows, columns = (math.ceil(edge / p.patch) for edge in view.shape[:2])
     whole = np.zeros((rows * p.patch, columns * p.patch, 3), np.uint8)
     whole[: view.shape[0], : view.shape[1]] = view
-    limits = (1 / p.side + np.arange(p.side - 1) * (1 / p.side)).astype(F32)
+    place = _fractions(rows, columns, p.side)
+    made = PatchInputs(cut(normalize(whole, p), p.patch), [rows * columns], np.zeros(p.queries, I32), place)
+    made.mix = None if p.shown == p.queries else np.arange(p.shown, dtype=I32)[:, None]
+    return made
+
+
+def query_views(p: Idefics2, views: Sequence[np.ndarray], queries: int) -> PatchInputs:
+    """Whole patches in rows, with positions found by how far along the edges they lie. Each view yields `queries` vectors, for
+    which its first patch is kept."""
+    parts = [cut(normalize(view, p), p.patch) for view in views]
+    places = [_fractions(view.shape[0] // p.patch, view.shape[1] // p.patch, p.side) for view in views]
+    firsts = np.cumsum([0, *map(len, parts[:-1])], dtype=I32)
+    return PatchInputs(np.concatenate(parts), [len(part) for part in parts], np.repeat(firsts, queries), np.concatenate(places))
+
+
+def _fractions(rows: int, columns: int, side: int) -> np.ndarray:
+    """i32[rows * columns, 1]: places in a table of side x side, by how far along the edges patches lie."""
+    limits = (1 / side + np.arange(side - 1) * (1 / side)).astype(F32)
     down, across = (
         np.searchsorted(limits, np.minimum(np.arange(n, dtype=F32) * (F32(1) / F32(n)), F32(1 - 1e-6)), side="right")
         for n in (rows, columns)
     )
-    place = (down[:, None] * p.side + across).reshape(-1, 1).astype(I32)
-    made = PatchInputs(cut(normalize(whole, p), p.patch), [rows * columns], np.zeros(p.queries, I32), place)
-    made.mix = None if p.shown == p.queries else np.arange(p.shown, dtype=I32)[:, None]
+    made: np.ndarray = (down[:, None] * side + across).reshape(-1, 1).astype(I32)
     return made
 
 

@@ -206,6 +206,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "HYV4ForCausalLM": f"{_FAMILIES}.hy_v4:hy_v4",
     "HYV4VLForConditionalGeneration": f"{_FAMILIES}.hy_v4:hy_v4_vl",
     "HYV3ForCausalLM": f"{_FAMILIES}.hy_v3:hy_v3",
+    "Idefics2ForConditionalGeneration": f"{_FAMILIES}.idefics2:idefics2",
     "Idefics3ForConditionalGeneration": f"{_FAMILIES}.idefics3:idefics3",
     "InternLM2ForCausalLM": f"{_FAMILIES}.internlm:internlm2",
     "InternLM2ForRewardModel": f"{_FAMILIES}.internlm:internlm2_reward",

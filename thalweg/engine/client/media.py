@@ -208,8 +208,10 @@ class MediaPreprocessor:
                     + ("" if found else ": the chat template supports none"), "messages",
                 )  # fmt: skip
             for i, at in zip(mine, found, strict=True):
-                begins[i] = at
-                places.append((at, marker, texts[i]))
+                begins[i], end = at, at + len(marker)
+                adjacent = places[-1:] and places[-1][0] + len(places[-1][1]) == at
+                text_of = self._taken[media[i].kind].reader.join(texts[i], bool(adjacent), text[end:])
+                places.append((at, marker, text_of))
         for _, kinds in self._sharing(lambda t: t.token):
             if sorted(mine := _of(kinds, media), key=begins.__getitem__) != mine:
                 raise RequestError(f"messages: the chat template changes the order of {_words(kinds)}", "messages")

@@ -11,7 +11,7 @@ import sys
 
 from thalweg.host.jobs import TaskRefusedError, serve
 from thalweg.media.decoders.image import WHITE, Colour, ImageTask, Picture, Views
-from thalweg.media.processors import Processor, Size, View
+from thalweg.media.processors import Processor, View
 
 try:
     from PIL import GifImagePlugin, Image, ImageOps, JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin
@@ -61,17 +61,20 @@ def make_views(image: Image.Image, processor: Processor, background: Colour) -> 
         views = processor.views(*upright.size)
     except ValueError as e:
         raise TaskRefusedError("shape", str(e)) from None
-    resized: dict[tuple[Size, ...], Image.Image] = {}
+    resized: dict[tuple[object, ...], Image.Image] = {}
     return Views([_view(upright, view, processor.resample, resized) for view in views], upright.size)
 
 
-def _view(image: Image.Image, view: View, resample: int, resized: dict[tuple[Size, ...], Image.Image]) -> Picture:
-    """resized: results of earlier views of the image, by the sizes that they went through. Tiles are cut from one result."""
+def _view(image: Image.Image, view: View, resample: int, resized: dict[tuple[object, ...], Image.Image]) -> Picture:
+    """resized: results of earlier views of the image, by their parts and the sizes that they went through. Tiles are cut from
+    one result."""
+    if view.part is not None:
+        image = image.crop(view.part)
     for n, size in enumerate(view.sizes, 1):
-        made = resized.get(view.sizes[:n])
+        made = resized.get(key := (view.part, *view.sizes[:n]))
         if made is None:
             made = image if image.size == size else image.resize(size, Image.Resampling(resample))
-            resized[view.sizes[:n]] = made
+            resized[key] = made
         image = made
     if view.box is not None:
         image = image.crop(view.box)

@@ -108,6 +108,11 @@ class MediaReader(ABC):
     def write_text(self, value: Any, token_of: Callable[[int], str]) -> str:
         """An item's text in the prompt: its placeholders, and the tokens around them. token_of: text of a token."""
 
+    def join(self, text: str, adjacent: bool, following: str) -> str:
+        """An item's text, as its neighbours in the prompt require. adjacent: an item of its kind ends where it begins.
+        following: the prompt behind its marker. Default: unchanged."""
+        return text
+
     @abstractmethod
     def make_inputs(self, value: Any, positions: np.ndarray) -> list[Input]:
         """An item as the engine gets it, one input or several. positions: i32[count] of its placeholders."""

@@ -40,6 +40,9 @@ class ImageReader(MediaReader):
     def count(self, value: Image) -> int:
         return self._processor.count(value.size)
 
+    def join(self, text: str, adjacent: bool, following: str) -> str:
+        return self._processor.join(text, adjacent, following)
+
     def complete(self, prompt: str) -> str:
         return self._processor.complete(prompt)
 

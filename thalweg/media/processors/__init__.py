@@ -24,6 +24,7 @@ from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.glm5_next import Glm5Next, glm5_next
 from thalweg.media.processors.granite_docling import GraniteDocling, granite_docling
 from thalweg.media.processors.hunyuan import Hy4, hy_v4_vl
+from thalweg.media.processors.idefics2 import Idefics2, idefics2
 from thalweg.media.processors.idefics3 import Idefics3, ModernVBert, colmodernvbert, idefics3
 from thalweg.media.processors.kimi import Kimi, kimi
 from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
@@ -85,6 +86,7 @@ Processor = (
     | GotOcr
     | GraniteDocling
     | Hy4
+    | Idefics2
     | Idefics3
     | Donut
     | Exaone45
@@ -152,6 +154,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "GotOcr2ForConditionalGeneration": got_ocr2,
     "GraniteDoclingForConditionalGeneration": granite_docling,
     "HYV4VLForConditionalGeneration": hy_v4_vl,
+    "Idefics2ForConditionalGeneration": idefics2,
     "Idefics3ForConditionalGeneration": idefics3,
     "InternS1ForConditionalGeneration": internvl,
     "InternVLChatModel": internvl_chat,

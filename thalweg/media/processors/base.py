@@ -31,6 +31,8 @@ class View(msgspec.Struct, frozen=True):
     sizes: tuple[Size, ...]
     box: tuple[int, int, int, int] | None = None
     """Left, top, right, bottom. The area beyond the image is black."""
+    part: tuple[int, int, int, int] | None = None
+    """The same of the area that is resized. None: the whole image."""
 
 
 class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -79,6 +81,11 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def text(self, size: Size, token: str) -> str:
         """The text of an image of this size in the prompt. token: the text of `self.token`."""
         return token * self.count(size)
+
+    def join(self, text: str, adjacent: bool, following: str) -> str:
+        """An image's `text` with its number, as its neighbours in the prompt require. adjacent: an image ends where it begins.
+        following: the prompt behind its marker."""
+        return text
 
     def complete(self, prompt: str) -> str:
         """A program's prompt with an image as the model was trained with it. ValueError, with a message for the client."""

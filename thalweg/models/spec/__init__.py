@@ -42,6 +42,7 @@ from thalweg.models.spec.norm import AnyNorm, GatedNorm, HeadNorm, LayerNorm, No
 from thalweg.models.spec.parallel_moe import ParallelMoE
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.patch_source import PatchSource
+from thalweg.models.spec.perceiver import PerceiverSpec
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
 from thalweg.models.spec.pooled_index import IndexPooling, PooledIndexer
 from thalweg.models.spec.pooled_keys import PooledKeys, PooledSparseAttention
@@ -129,6 +130,7 @@ __all__ = [
     "PairNorm",
     "ParallelMoE",
     "PatchSource",
+    "PerceiverSpec",
     "PlaceConvolution",
     "PooledIndexer",
     "PooledKeys",

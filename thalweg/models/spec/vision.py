@@ -8,6 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from thalweg.models.spec.norm import AnyNorm, LayerNorm
+from thalweg.models.spec.perceiver import PerceiverSpec
 from thalweg.models.spec.qformer import QFormerSpec
 from thalweg.models.spec.query_projector import QueryProjectorSpec
 from thalweg.models.spec.resampler import ResamplerSpec
@@ -16,7 +17,7 @@ from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, 
 if TYPE_CHECKING:
     from thalweg.models.spec.model import Layer
 
-AnyResampler = ResamplerSpec | QueryProjectorSpec | QFormerSpec
+AnyResampler = ResamplerSpec | QueryProjectorSpec | QFormerSpec | PerceiverSpec
 """As many vectors of each view, whatever its size. `weights` gets the size of the language model's vectors."""
 
 

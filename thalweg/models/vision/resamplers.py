@@ -7,11 +7,13 @@ from typing import Any
 
 from thalweg.models import spec
 from thalweg.models.context import Context
+from thalweg.models.vision.perceiver import Perceiver
 from thalweg.models.vision.qformer import ViewQFormer
 from thalweg.models.vision.query_projector import QueryProjector
 from thalweg.models.vision.resampler import Resampler
 
 RESAMPLERS: Mapping[type, Callable[[Context, Any, Mapping[str, Any]], Any]] = {
+    spec.PerceiverSpec: Perceiver,
     spec.QFormerSpec: ViewQFormer,
     spec.QueryProjectorSpec: QueryProjector,
     spec.ResamplerSpec: Resampler,
