@@ -132,6 +132,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Ernie4_5_ForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5",
     "Ernie4_5_MoeForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5_moe",
     "Ernie4_5ForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5",
+    "EmbeddingGemma2Model": f"{_FAMILIES}.embedding_gemma2:embedding_gemma2",
     "ErnieForMaskedLM": f"{_FAMILIES}.ernie:ernie",
     "ErnieForPreTraining": f"{_FAMILIES}.ernie:ernie",
     "ErnieForSequenceClassification": f"{_FAMILIES}.ernie:ernie_classifier",

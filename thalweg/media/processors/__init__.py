@@ -145,6 +145,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Exaone4_5_ForConditionalGeneration": exaone4_5,
     "Florence2ForConditionalGeneration": florence2,
     "Gemma3ForConditionalGeneration": gemma3,
+    "EmbeddingGemma2Model": gemma4,
     "Gemma4ForConditionalGeneration": gemma4,
     "Glm46VForConditionalGeneration": glm4v,
     "Glm4vForConditionalGeneration": glm4v,

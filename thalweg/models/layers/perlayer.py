@@ -37,23 +37,25 @@ class LayerInputs:
         # Rounded to the model's dtype before it multiplies, as embeddings' scales are.
         self._scale = float(torch.tensor(spec.width**0.5, dtype=dtype))
         self._shrink = float(weights["projection"]["weight"].sources[0].shape[1] ** -0.5)
+        self._project = Product(ctx, weights["projection"]["weight"])
+        self._norm = RMSNorm(ctx, declared.Norm("", spec.width, spec.eps), weights["norm"])
+        self.specs: dict[str, Any] = {"projection": {"weight": self._project.spec}, "norm": self._norm.specs}
+        if "table" not in weights:
+            return
         table = weights["table"]["weight"]
         form = ctx.format(table)
         said = {} if form == DENSE else {"weight": form, "group": form.group}
         self._embed = ctx.bind(ops.embed, vocab=spec.rows, size=ctx.share(spec.size, "values of a layer's inputs"), **said)
-        self._project = Product(ctx, weights["projection"]["weight"])
-        self._norm = RMSNorm(ctx, declared.Norm("", spec.width, spec.eps), weights["norm"])
-        self.specs = {
-            "table": {"weight": ParamSpec(table, ctx.dtype, self._embed.pack, form)},
-            "projection": {"weight": self._project.spec},
-            "norm": self._norm.specs,
-        }
+        self.specs["table"] = {"weight": ParamSpec(table, ctx.dtype, self._embed.pack, form)}
 
     def __call__(self, p: Mapping[str, Any], tokens: Array, x: Array) -> Array:
+        seen = (self._project(x, p["projection"]["weight"], None) * self._shrink).unflatten(-1, self._shape)
+        projected = self._norm(p["norm"], seen)
+        if not self._rows:
+            return projected
         tokens = torch.where((tokens >= 0) & (tokens < self._rows), tokens, 0)
         known = self._comm.all_gather(self._embed(tokens, p["table"]["weight"]), -1) * self._scale
-        seen = (self._project(x, p["projection"]["weight"], None) * self._shrink).unflatten(-1, self._shape)
-        return (self._norm(p["norm"], seen) + known.unflatten(-1, self._shape)) * 0.5**0.5
+        return (projected + known.unflatten(-1, self._shape)) * 0.5**0.5
 
 
 class LayerInput:

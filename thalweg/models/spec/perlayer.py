@@ -16,10 +16,10 @@ def whole(name: str, outputs: int, inputs: int) -> dict[str, Weight]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInputs:
     """A table of rows [layers * width], and a projection of embedded tokens to as many values, each layer's part of which is
-    normed. The two are added, and multiplied by a half's root."""
+    normed. The two are added, and multiplied by a half's root. Without a table the input is the projection."""
 
     rows: int
-    """Of the table. A token beyond them has the first."""
+    """Of the table. A token beyond them has the first. 0: there is no table."""
     layers: int
     width: int
     eps: float
@@ -34,8 +34,9 @@ class LayerInputs:
         return self.layers * self.width
 
     def weights(self, at: str, hidden: int) -> Weights:
+        table = {f"{at}{self.table}": self.rows}
         return {
-            "table": {"weight": matrices({f"{at}{self.table}": self.rows}, self.size, shard=1, role="embedding")},
+            **({"table": {"weight": matrices(table, self.size, shard=1, role="embedding")}} if self.rows else {}),
             "projection": whole(f"{at}{self.projection}", self.size, hidden),
             "norm": Norm(self.norm, self.width, self.eps).weights(at),
         }
