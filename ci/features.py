@@ -369,7 +369,7 @@ SERVICES: tuple[Service, ...] = (
         ("tests/server/pooling",),
     ),
     Service(
-        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([17 architectures](audio.md#transcription))",
+        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([18 architectures](audio.md#transcription))",
         True,
         ("tests/server/audio",),
     ),

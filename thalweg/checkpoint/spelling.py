@@ -168,6 +168,11 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     },
     ("smolvlm", "llama"): _LLAMA,
     ("video_llava", "llama"): _LLAMA,
+    ("voxtral_realtime", "voxtral_realtime_text"): {
+        "vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": 8192,
+    },
     ("voxtral", "llama"): {
         "vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072,

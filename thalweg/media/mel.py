@@ -35,10 +35,13 @@ def log_mel(sound: np.ndarray, bins: int, frames: int) -> np.ndarray:
     return spectrum(wave, bins)
 
 
-def spectrum(wave: np.ndarray, bins: int, *, transform: int = WINDOW, htk: bool = False, closed: bool = False) -> np.ndarray:
+def spectrum(
+    wave: np.ndarray, bins: int, *, transform: int = WINDOW, htk: bool = False, closed: bool = False, top: float | None = None
+) -> np.ndarray:
     """f32[samples], more than half of a window -> f32[bins, samples // HOP]. transform: points of the Fourier transform, of
     windows with zeros behind them. htk: the mel scale is HTK's, and filters are not of the same area but of the same height.
-    closed: one more window, at the end."""
+    closed: one more window, at the end. top: the decimal logarithm that values are clipped
+    relative to. None: the clip's maximum."""
     frames = wave.size // HOP + closed
     # Windows are centred on multiples of HOP: samples before the first are mirrored.
     padded = np.pad(wave, WINDOW // 2, mode="reflect")
@@ -49,7 +52,7 @@ def spectrum(wave: np.ndarray, bins: int, *, transform: int = WINDOW, htk: bool 
         (np.abs(np.fft.rfft(windows[at : at + FRAMES] * shape, transform)) ** 2) @ filters for at in range(0, frames, FRAMES)
     ])  # fmt: skip
     logs = np.log10(np.maximum(power.T, FLOOR))
-    logs = np.maximum(logs, logs.max() - RANGE)
+    logs = np.maximum(logs, (logs.max() if top is None else top) - RANGE)
     return np.ascontiguousarray((logs + 4.0) / 4.0, np.float32)
 
 

@@ -19,6 +19,7 @@ from thalweg.models.layers.attention import Attention
 from thalweg.models.layers.block_sparse import BlockSparseAttention
 from thalweg.models.layers.compressed import CompressedAttention, KeptEntries, WindowPooling
 from thalweg.models.layers.cross import CrossAttention, SourceMLP
+from thalweg.models.layers.delay import DelayScaledMLP
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.differential import DifferentialAttention
 from thalweg.models.layers.disentangled import DisentangledAttention
@@ -70,6 +71,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
 }
 FFNS: Mapping[type, Callable[..., Any]] = {
     spec.MLP: GatedMLP,
+    spec.DelayMLP: DelayScaledMLP,
     spec.UngatedMLP: UngatedMLP,
     spec.LowRankMLP: LowRankMLP,
     spec.MoE: Experts,

@@ -46,6 +46,7 @@ from thalweg.models.layers.text_encoder import TextEncoder
 from thalweg.models.layers.waveform import WaveformEncoder
 from thalweg.models.stages import names_elsewhere, parts_before, parts_behind
 from thalweg.models.vision.audio_encoder import AudioEncoder
+from thalweg.models.vision.causal_audio import CausalAudioEncoder
 from thalweg.models.vision.conformer import Conformer
 from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.masked import MaskedEncoder
@@ -101,6 +102,7 @@ _ENDS = (
 
 AUDIO: Mapping[type, Callable[..., Any]] = {
     spec.AudioSpec: AudioEncoder,
+    spec.CausalAudioSpec: CausalAudioEncoder,
     spec.ConformerSpec: Conformer,
     spec.FastConformerSpec: FastConformer,
     spec.Wav2VecSpec: Wav2VecEncoder,
@@ -343,7 +345,9 @@ class Decoder:
             types, tokens = torch.div(tokens, self.vocab, rounding_mode="floor"), tokens % self.vocab
         x: Array = self._embed(params["embed"], tokens, adapted)
         overlays = batch.get(Overlays)
-        if overlays is not None and laid is not None:
+        if laid is not None and self.spec.overlays_added:
+            x = x + laid.to(x.dtype)
+        elif overlays is not None and laid is not None:
             x = torch.where((overlays.pick >= 0).unsqueeze(1), laid[:, : self.hidden].to(x.dtype), x)
         added = [table(params["learned"][i], batch, types) for i, table in enumerate(self._learned)]
         late = self.spec.learned_after_norm

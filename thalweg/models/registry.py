@@ -412,6 +412,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "VipLlavaForConditionalGeneration": f"{_FAMILIES}.vipllava:vipllava",
     "VisionEncoderDecoderModel": f"{_FAMILIES}.trocr:vision_encoder_decoder",
     "VoxtralForConditionalGeneration": f"{_FAMILIES}.audio_chat:voxtral",
+    "VoxtralRealtimeForConditionalGeneration": f"{_FAMILIES}.voxtral_realtime:voxtral_realtime",
     "VoyageQwen3BidirectionalEmbedModel": f"{_FAMILIES}.voyage:voyage_qwen3",
     "Wav2Vec2ForCTC": f"{_FAMILIES}.wav2vec:wav2vec2",
     "WavLMForCTC": f"{_FAMILIES}.wav2vec:wavlm",

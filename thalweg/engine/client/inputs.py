@@ -109,6 +109,7 @@ class InputProcessor:
         if mel is not None and self._speech is not None:
             inputs = (transcription.make_input(mel, aligned), *inputs)
             shared = transcription.sampling(self._speech, ids, shared)
+        shared = _end_with_inputs(shared, inputs, len(tokens))
         if self._source is not None:
             inputs, shared = (self._source.make_input(ids, source_media), *inputs), self._source.sampling(shared)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
@@ -239,6 +240,12 @@ class InputProcessor:
         embedded, rest = embeds.read(prompt, self._hidden)
         embeds.check(params, embedded)
         return *self._prompts.encode(rest), embedded
+
+
+def _end_with_inputs(fields: dict[str, Any], inputs: Sequence[Input], prompt: int) -> dict[str, Any]:
+    """Fields of TokenSampling for a sequence whose answer is covered by an input: it ends with the last vector."""
+    covered = max((int(item.positions[-1]) + 1 for item in inputs if item.positions.size), default=0)
+    return fields if covered <= prompt else {**fields, "max_tokens": min(fields["max_tokens"], covered - prompt)}
 
 
 def _absent_source(columns: int) -> Input:

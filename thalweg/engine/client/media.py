@@ -92,8 +92,9 @@ class MediaPreprocessor:
         for name, processor in processors.items():
             kind, shown = load_kinds()[name], tokenizer.token_of(processor.token)
             reader, most = kind.open_reader(processor, settings), settings.limits.get(name, MOST_ITEMS)
+            single = reader.source or bool(reader.start)
             self._taken[name] = ModelMedia(
-                kind, reader, processor.token, shown, processor.marker or shown, min(most, 1) if reader.source else most,
+                kind, reader, processor.token, shown, processor.marker or shown, min(most, 1) if single else most,
                 getattr(processor, "whole_prompt", False),
                 getattr(processor, "others", ()),
             )  # fmt: skip
@@ -232,6 +233,9 @@ class MediaPreprocessor:
         for token, kinds in self._sharing(lambda t: t.token):
             mine = [media[i] for i in _of(kinds, media)]
             readers = [self._taken[item.kind].reader for item in mine]
+            if kinds[0].reader.start:
+                made += [each for reader, item in zip(readers, mine, strict=True) for each in _cover(reader, item, len(ids))]
+                continue
             places = np.flatnonzero(np.isin(ids, [token, *kinds[0].others])).astype(np.int32)
             counts = [reader.count(item.value) for reader, item in zip(readers, mine, strict=True)]
             if sum(counts) != places.size:
@@ -265,8 +269,9 @@ class MediaPreprocessor:
         return " or ".join(t.kind.name for t in self._taken.values() if t.whole_prompt)
 
     def whole_prompt(self, item: MediaItem) -> dict[str, Any]:
-        """The prompt that an item is: its placeholder."""
-        return {"prompt_token_ids": [self._taken[item.kind].token], MEDIA: [item]}
+        """The prompt that an item is: its placeholder, or the first tokens that it covers."""
+        taken = self._taken[item.kind]
+        return {"prompt_token_ids": list(taken.reader.start) or [taken.token], MEDIA: [item]}
 
     def prompt(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """{"prompt": text, "multi_modal_data": {KIND: one or several}} with media read and placeholders inserted.
@@ -310,6 +315,17 @@ class MediaPreprocessor:
     async def prompt_async(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """`prompt`, off the event loop."""
         return await asyncio.to_thread(self.prompt, fields)
+
+
+def _cover(reader: MediaReader, item: MediaItem, prompt: int) -> Sequence[Input]:
+    """The inputs of an item whose vectors are added to the first tokens of a sequence. prompt: tokens of its prompt."""
+    count = reader.count(item.value)
+    if count <= prompt:
+        raise RequestError(
+            f"prompt: the {item.kind} covers {count} tokens, and the prompt has {prompt}: send a longer one", "prompt"
+        )
+    places = np.arange(count, dtype=np.int32)
+    return check_inputs(item.kind, reader.make_inputs(item.value, places), places)
 
 
 def _join_prefix(items: Sequence[Input], ids: Sequence[int], most: int) -> list[Input]:

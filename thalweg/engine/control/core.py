@@ -243,8 +243,9 @@ class EngineCore:
 
     def _forget(self) -> None:
         if self._encodings is not None:
-            prompts = (r for r in self._requests.values() if r.gated and self.scheduler.in_prompt(r))
-            self._encodings.forget({item.digest for r in prompts for item in r.inputs})
+            encoded = (r for r in self._requests.values() if r.gated)
+            needed = (r for r in encoded if self.scheduler.in_prompt(r) or r.has_later_inputs)
+            self._encodings.forget({item.digest for r in needed for item in r.inputs})
 
     # ------------------------------------------------------------------ the loop
 

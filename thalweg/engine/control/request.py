@@ -99,6 +99,11 @@ class Request:
         return b"\0%d:%b%b" % (len(self.salt), self.salt, out) if out else self.salt
 
     @property
+    def has_later_inputs(self) -> bool:
+        """Do tokens of its answer have vectors too?"""
+        return any(item.positions.size and item.positions[-1] >= self.prompt_len for item in self.inputs)
+
+    @property
     def is_resumed(self) -> bool:
         """Had it begun to answer when it entered the queue?"""
         return bool(self.tokens.size > self.prompt_len)

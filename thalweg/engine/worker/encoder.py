@@ -13,6 +13,7 @@ from thalweg.hal.device import Background, Device, Executable, Pending
 from thalweg.hal.step import Params, StateBox, Step
 from thalweg.media.kinds.base import MediaKind
 from thalweg.models.vision.audio_encoder import AudioEncoder
+from thalweg.models.vision.causal_audio import CausalAudioEncoder
 from thalweg.models.vision.conformer import Conformer
 from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.sam import SamEncoder
@@ -28,7 +29,7 @@ TOGETHER = 1 << 14
 class EncoderNetwork:
     """An encoder of the model, and its executables. Kinds of media may share one."""
 
-    model: VisionEncoder | SamEncoder | AudioEncoder | Conformer | FastConformer | Wav2VecEncoder
+    model: VisionEncoder | SamEncoder | AudioEncoder | CausalAudioEncoder | Conformer | FastConformer | Wav2VecEncoder
     params: Params
     state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
     carried: dict[str, Any] = field(default_factory=dict, init=False)

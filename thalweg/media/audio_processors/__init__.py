@@ -14,6 +14,7 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.audio_processors.base import AudioProcessor
 from thalweg.media.audio_processors.granite_speech import granite_speech
 from thalweg.media.audio_processors.parakeet import parakeet
+from thalweg.media.audio_processors.voxtral_realtime import voxtral_realtime
 from thalweg.media.audio_processors.wav2vec import wav2vec
 from thalweg.media.mel import HOP, RATE, WINDOW
 from thalweg.media.processors.base import FILE, outer
@@ -140,7 +141,10 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
 }
 """`architectures` entry of config.json -> the function that builds its audio processor."""
 
-
+TOKEN_FILE_PROCESSORS: Mapping[str, Callable[[Config, Config, Path], AudioProcessor]] = {
+    "VoxtralRealtimeForConditionalGeneration": voxtral_realtime,
+}
+"""The same of models whose prompts follow from the tokenizer's file."""
 OTHER_SPECTRA = frozenset({granite_speech, parakeet, wav2vec})
 """Those that check the settings of spectra themselves."""
 
@@ -148,7 +152,11 @@ OTHER_SPECTRA = frozenset({granite_speech, parakeet, wav2vec})
 def load_audio_processor(config: Config, path: Path) -> AudioProcessor | None:
     """The audio processor of the model in this directory. None: no audio input. CheckpointError or UnsupportedModelError."""
     read = AUDIO_PROCESSORS.get(architecture(config))
-    if read is None or config.get("language_model_only"):
+    if config.get("language_model_only"):
+        return None
+    if (of_file := TOKEN_FILE_PROCESSORS.get(architecture(config))) is not None:
+        return of_file(config, _read_settings(folder(path)), folder(path))
+    if read is None:
         return None
     if read is not wav2vec and not ({"audio_config", "encoder_config"} & outer(config).keys()):
         return None

@@ -24,6 +24,7 @@ class AudioReader(MediaReader):
     def __init__(self, kind: str, processor: AudioProcessor, settings: MediaSettings) -> None:
         self._kind, self._processor, self._uncut = kind, processor, settings.uncut
         self._sounds = AudioLoader(processor, READERS)
+        self.start = getattr(processor, "start", ())
 
     def read(self, source: MediaSource, data: bytes) -> ProcessedAudio:
         if source.samples is not None:
@@ -42,7 +43,7 @@ class AudioReader(MediaReader):
         return [
             Input(
                 kind=self._kind, digest=value.digest, positions=positions, data=(value.mel,), size=(value.frames,),
-                uncut=self._uncut,
+                uncut=self._uncut and not self.start,
             )
         ]  # fmt: skip
 

@@ -14,11 +14,13 @@ from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.attention import Attention, RelativeBias, Rows
 from thalweg.models.spec.audio import AudioSpec, Conv
 from thalweg.models.spec.block_sparse import BlockSparseAttention
+from thalweg.models.spec.causal_audio import CausalAudioSpec
 from thalweg.models.spec.compressed import CompressedAttention, KeptEntries, WindowPooling
 from thalweg.models.spec.conformer import ConformerSpec
 from thalweg.models.spec.conformer_source import ConformerSource
 from thalweg.models.spec.cross import CrossAttention, SourceMLP
 from thalweg.models.spec.davit import DaViTSpec, DaViTStage
+from thalweg.models.spec.delay import DelayMLP
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.differential import DifferentialAttention
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
@@ -78,6 +80,7 @@ __all__ = [
     "AudioSpec",
     "BlockSparseAttention",
     "CTCHead",
+    "CausalAudioSpec",
     "ClipReaderSpec",
     "CompressedAttention",
     "ConformerSource",
@@ -86,6 +89,7 @@ __all__ = [
     "CrossAttention",
     "DaViTSpec",
     "DaViTStage",
+    "DelayMLP",
     "DeltaNet",
     "DifferentialAttention",
     "DisentangledAttention",

@@ -22,6 +22,19 @@ TOKENS = 6.5
 """Tokens per second of speech, at most, as Moonshine's authors recommend: longer transcripts repeat themselves."""
 
 
+def check_plain(request: AudioRequest, task: str, language: str) -> None:
+    """ApiError for fields of models whose prompt is always the same. language: the reason why they reject a language."""
+    if task == "translate":
+        raise ApiError("model: translation is not supported by this model; use /v1/audio/transcriptions", "model")
+    if request.has_timestamps:
+        form = request.response_format
+        raise ApiError(f"response_format: {form}: this model gives no times; use json or text", "response_format")
+    if request.language:
+        raise ApiError(f"language: {language}", "language")
+    if request.prompt.strip():
+        raise ApiError("prompt: this model reads no text before a transcript; omit it", "prompt")
+
+
 class PlainRecognizer(Recognizer):
     def __init__(self, serving: Serving) -> None:
         super().__init__(serving)
@@ -31,15 +44,7 @@ class PlainRecognizer(Recognizer):
         self.longest = speech.frames * HOP
 
     def check(self, request: AudioRequest, task: str) -> None:
-        if task == "translate":
-            raise ApiError("model: translation is not supported by this model; use /v1/audio/transcriptions", "model")
-        if request.has_timestamps:
-            form = request.response_format
-            raise ApiError(f"response_format: {form}: this model gives no times; use json or text", "response_format")
-        if request.language:
-            raise ApiError("language: this model has one language; omit it", "language")
-        if request.prompt.strip():
-            raise ApiError("prompt: this model reads no text before a transcript; omit it", "prompt")
+        check_plain(request, task, "this model has one language; omit it")
 
     async def prepare(self, request: AudioRequest, sound: np.ndarray, task: str, ticket: Ticket) -> WindowedAudio:
         cuts = windows(sound, self.longest, RATE)

@@ -24,6 +24,7 @@ from thalweg.outputs import RequestOutput
 from thalweg.server.audio.clips import PARAMS, ClipRecognizer, ClipReply
 from thalweg.server.audio.protocol import AudioRequest
 from thalweg.server.audio.recognizer import Recognizer, WindowedAudio
+from thalweg.server.audio.timed_stream import LiveWindow, StreamRecognizer
 from thalweg.server.audio.transcriptions import build_params, open_recognizer
 from thalweg.server.core.admission import Ticket
 from thalweg.server.core.job import GenerationJob
@@ -201,6 +202,8 @@ class RealtimeSession:
         fields = dict(self._fields)
         most = min(SECONDS * RATE, self.recognizer.longest)
         try:
+            if isinstance(self.recognizer, StreamRecognizer):
+                await self._transcribe_stream(self.recognizer, fields)
             while not self._final or self._audio:
                 self._wake.clear()
                 if not self._final and len(self._audio) <= 2 * most:
@@ -249,6 +252,52 @@ class RealtimeSession:
             self._tokens[0] += job.prompt_tokens
         finally:
             ticket.close()
+
+    async def _transcribe_stream(self, recognizer: StreamRecognizer, fields: dict[str, Any]) -> None:
+        """Until the final commit, in rounds of some tokens."""
+        window = LiveWindow(recognizer)
+        while not self._final or self._audio or window.has_audio:
+            self._wake.clear()
+            waiting = np.frombuffer(bytes(self._audio[: 2 * window.longest + 2]), "<i2").astype(np.float32) / 32768
+            count, complete = window.take(waiting, self._final)
+            if not count and not complete:
+                await self._wake.wait()
+                continue
+            del self._audio[: 2 * count]
+            self._room.set()
+            prompt = await window.push(waiting[:count], complete)
+            ended = complete
+            if prompt is not None:
+                ended |= await self._run_round(recognizer, window, prompt, complete, fields)
+            if ended:
+                self._tokens[0] += window.prompt_tokens
+                window = LiveWindow(recognizer)
+
+    async def _run_round(
+        self, recognizer: StreamRecognizer, window: LiveWindow, prompt: dict[str, Any], complete: bool, fields: dict[str, Any]
+    ) -> bool:
+        """Did the model end the transcript?"""
+        serving = self.serving
+        request = serving.fields.parse(AudioRequest, fields)
+        ticket = serving.admission.enter(self._tenant)
+        try:
+            job = GenerationJob(
+                id=f"rt-{uuid.uuid4().hex}", model=serving.model_name(request.model), created=int(time.time()),
+                prompts=[prompt], params=build_params(recognizer, request, None), priority=0, ticket=ticket,
+            )  # fmt: skip
+            (output,) = await serving.run(job)
+        finally:
+            ticket.close()
+        choice = output.outputs[0]
+        self._tokens[1] += len(choice.token_ids)
+        ended = choice.finish_reason == "stop"
+        delta = window.write(list(choice.token_ids), complete or ended)
+        delta = delta if self._text else delta.lstrip()
+        if delta:
+            delta = recognizer.join(self._text, delta) + delta if window.is_first_text(delta) else delta
+            self._text += delta
+            await self._send("transcription.delta", delta=delta)
+        return ended
 
     async def _transcribe_clip(
         self, recognizer: ClipRecognizer, request: AudioRequest, audio: WindowedAudio, ticket: Ticket

@@ -11,6 +11,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from thalweg.media.audio_processors.transcribers import TRANSCRIBERS
 from thalweg.outputs import RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.audio import pieces
@@ -20,6 +21,7 @@ from thalweg.server.audio.plain import PlainRecognizer
 from thalweg.server.audio.prompted import PromptedRecognizer
 from thalweg.server.audio.protocol import AudioRequest, check, fields_of
 from thalweg.server.audio.recognizer import Recognizer, WindowedAudio
+from thalweg.server.audio.timed_stream import StreamRecognizer
 from thalweg.server.audio.whisper import TimedTranscript, WhisperRecognizer
 from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.sampling import shared_fields
@@ -46,7 +48,7 @@ def open_recognizer(serving: Serving) -> Recognizer:
     if model.pooling is not None:
         return ClipRecognizer(serving)
     if model.speech is None:
-        return ChatRecognizer(serving)
+        return ChatRecognizer(serving) if model.architecture in TRANSCRIBERS else StreamRecognizer(serving)
     known: dict[str, type[Recognizer]] = {"whisper": WhisperRecognizer, "start": PlainRecognizer}
     return known.get(model.speech.form, PromptedRecognizer)(serving)
 
@@ -78,14 +80,14 @@ async def _answer(serving: Serving, http: Request, task: str) -> Response:
     return Response(status_code=499) if answer is None else answer
 
 
-def build_params(recognizer: Recognizer, request: AudioRequest, audio: WindowedAudio) -> SamplingParams:
-    """Of every window."""
+def build_params(recognizer: Recognizer, request: AudioRequest, audio: WindowedAudio | None) -> SamplingParams:
+    """Of every window. audio: None, where it is not complete."""
     fields = {name: value for name in shared_fields(AudioRequest) if (value := getattr(request, name)) is not None}
     if request.has_timestamps and isinstance(recognizer, WhisperRecognizer):
         fields |= recognizer.timed_fields()
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(
-        max_tokens=request.max_completion_tokens or recognizer.limit(audio), output_kind=kind,
+        max_tokens=request.max_completion_tokens or (None if audio is None else recognizer.limit(audio)), output_kind=kind,
         detokenize=not request.has_timestamps, **{"temperature": 0.0, **fields},
     )  # fmt: skip
 

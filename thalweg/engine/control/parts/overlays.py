@@ -1,4 +1,4 @@
-"""Vectors that replace placeholder tokens: from requests, or from the encoders of their inputs."""
+"""Vectors of tokens: from requests, or from the encoders of their inputs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class OverlaysBuilder(Builder):
 
     def __init__(self, setup: Setup) -> None:
         self._encodings = setup.encodings
+        self._later: set[int] = set()
+        """Slots of sequences whose sampled tokens have vectors too."""
 
     def applies(self, request: Request) -> bool:
         return any(item.positions.size for item in request.inputs)
@@ -30,24 +32,33 @@ class OverlaysBuilder(Builder):
         missing = [item for item in behind if self._encodings.find(item) is None]
         return end - begin if not missing else min(end - begin, max(0, int(missing[0].positions[0]) - begin))
 
+    def enter(self, slot: int, request: Request) -> None:
+        if request.has_later_inputs:
+            self._later.add(slot)
+
+    def leave(self, slot: int) -> None:
+        self._later.discard(slot)
+
     def is_active(self, work: StepRows) -> bool:
-        return bool(work.chunks) and super().is_active(work)
+        return bool(work.chunks or self._later) and super().is_active(work)
 
     def build(self, work: StepRows) -> tuple[Overlays | None, int]:
-        """Only chunks have overlays: cached tokens and sampled tokens are not computed from vectors."""
+        """Overlays of chunks, and of sampled tokens where an input covers them. Cached tokens are not computed again."""
         pick = np.full(int(work.query.sum()), -1, np.int32)
         found: list[np.ndarray] = []
-        size = 0
-        for row, chunk in enumerate(work.chunks, work.chunks_from):
-            request = work.state.requests[chunk.slot]
-            if request is None:
+        size, lasts = 0, FOREVER
+        chunks = range(work.chunks_from, work.chunks_from + len(work.chunks))
+        for row, request in work.rows(self.flag):
+            later = request.slot in self._later
+            if row not in chunks and not later:
                 continue
+            lasts = 1 if later else lasts
             begin = int(work.context[row])
-            for positions, vectors in self._vectors(request, begin, begin + chunk.take):
+            for positions, vectors in self._vectors(request, begin, begin + int(work.query[row])):
                 pick[work.first_token(row) + positions - begin] = np.arange(size, size + len(vectors), dtype=np.int32)
                 found.append(vectors)
                 size += len(vectors)
-        return (Overlays(pick, _concat_rows(found)) if found else None), FOREVER
+        return (Overlays(pick, _concat_rows(found)) if found else None), lasts
 
     def _vectors(self, request: Request, begin: int, end: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Positions of [begin, end) and the vectors for them."""

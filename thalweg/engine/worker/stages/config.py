@@ -51,7 +51,7 @@ def engine_config(
             hf_overrides=args.hf_overrides or {},
             pooling=_pooling(inputs.spec),
             speech=_speech(inputs),
-            transcribes=inputs.spec.listens and f.architecture in TRANSCRIBERS,
+            transcribes=inputs.spec.listens and (inputs.spec.overlays_added or f.architecture in TRANSCRIBERS),
             source=_source(inputs),
             source_columns=0 if inputs.spec.tile_source is None else inputs.spec.tile_source.columns,
             source_required=isinstance(inputs.spec.tile_source, PatchSource | SwinSource),
