@@ -39,6 +39,7 @@ from thalweg.models.layers.parallel_moe import ParallelExperts
 from thalweg.models.layers.perlayer import LayerEnding
 from thalweg.models.layers.pooled_index import IndexPooling
 from thalweg.models.layers.pooled_keys import PooledKeys, PooledSparseAttention
+from thalweg.models.layers.residual_blocks import DepthAttention
 from thalweg.models.layers.residual_gate import ResidualGate
 from thalweg.models.layers.rglru import GatedRecurrence
 from thalweg.models.layers.short_conv import ShortConv
@@ -88,6 +89,7 @@ AROUND: Mapping[type, Callable[..., Any]] = {
     spec.MemoryPart: MemoryPart,
     spec.GatedResidual: GatedResidual,
     spec.ResidualGate: ResidualGate,
+    spec.DepthAttention: DepthAttention,
 }
 
 

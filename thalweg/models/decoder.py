@@ -40,6 +40,7 @@ from thalweg.models.layers.memory import MemoryStreams
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.layers.perlayer import LayerInputs
 from thalweg.models.layers.recurrent import Replay
+from thalweg.models.layers.residual_blocks import ResidualBlocks
 from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.speech import SpeechEncoder
 from thalweg.models.layers.text_encoder import TextEncoder
@@ -76,6 +77,7 @@ STREAMS: Mapping[type, Callable[..., Any]] = {
     spec.HyperStreams: HyperStreams,
     spec.MemoryStreams: MemoryStreams,
     spec.GatedStreams: GatedStreams,
+    spec.ResidualBlocks: ResidualBlocks,
 }
 """Declaration of several residual streams -> the layer that makes them and joins them."""
 _ENDS = (

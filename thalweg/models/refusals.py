@@ -22,6 +22,7 @@ from thalweg.models.spec import (
     MemoryStreams,
     ModelSpec,
     PatchSource,
+    ResidualBlocks,
     ShortcutMoE,
     SpeechEncoder,
     Streams,
@@ -60,7 +61,7 @@ STAGE = (
     Refusal("perlayer", "each layer reads inputs made of the embeddings", lambda p: isinstance(p, LayerInputs)),
     Refusal(
         "altup", "it has several residual streams",
-        lambda p: isinstance(p, GatedStreams | HyperStreams | MemoryStreams | Streams),
+        lambda p: isinstance(p, GatedStreams | HyperStreams | MemoryStreams | ResidualBlocks | Streams),
     ),
     Refusal(
         "cross", "its layers read an encoder that runs inside the step",

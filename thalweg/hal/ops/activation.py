@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thalweg.hal.op import Sample, op
-from thalweg.hal.ops.pointwise import gelu, sigmoid, silu
+from thalweg.hal.ops.pointwise import gelu, sigmoid, silu, tanh
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 """Of gated layers."""
@@ -19,6 +19,9 @@ CUT = "silu_cut_"
 CLAMP = "silu_clamp_"
 """Followed by a number: the bound of the gate from above, before silu, and of up on both sides (DeepSeek
 V4)."""
+SITU = "situ_"
+"""Followed by two numbers b and c with a line between them: b tanh(gate / b) sigmoid(gate) times c tanh(up / c), or times up
+where c is 0 (Kimi K3). Of experts, and of MLPs without a kernel."""
 UNGATED = (*ACTIVATIONS, "gelu_quick", "relu", "relu2")
 
 
@@ -46,10 +49,20 @@ def glu(gate: Tensor, up: Tensor, act: str) -> Tensor:
     if act.startswith(CLAMP):
         most = float(act.removeprefix(CLAMP))
         return silu(gate.clamp(max=most)) * up.clamp(-most, most)
+    if act.startswith(SITU):
+        return bound_by_tanh(gate, up, *map(float, act.removeprefix(SITU).split("_")))
     if act != SWIGLU_OAI:
         return activate(gate, act) * up
     gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
     return (up + 1) * (gate * sigmoid(gate * OAI_ALPHA))
+
+
+def bound_by_tanh(gate: Tensor, up: Tensor, most: float, most_up: float) -> Tensor:
+    """SiTU, in float32 and rounded."""
+    wide, other = gate.to(torch.float32), up.to(torch.float32)
+    if most_up:
+        other = most_up * tanh(other / most_up)
+    return (most * tanh(wide / most) * sigmoid(wide) * other).to(gate.dtype)
 
 
 def cut_silu(gate: Tensor, up: Tensor, most: float) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.hal.op import Sample, op
-from thalweg.hal.ops.activation import CLAMP, CUT, SWIGLU_OAI, activate
+from thalweg.hal.ops.activation import CLAMP, CUT, SITU, SWIGLU_OAI, activate
 from thalweg.hal.ops.activation import glu as through_gates
 from thalweg.hal.ops.matmul import FP8, INT8, MXFP4, NF4, linear
 from thalweg.hal.ops.pointwise import sigmoid
@@ -111,6 +111,7 @@ def _experts_sample(
         _experts_sample(5, weight=Q4_K, down=Q6_K), _experts_sample(5, weight=WeightFormat("int", 4, 32), down=INT8),
         _experts_sample(5, weight=INT8, down=DENSE), _experts_sample(9, SWIGLU_OAI, biased=True),
         _experts_sample(5, f"{CUT}0.625"), _experts_sample(9, f"{CLAMP}0.75"),
+        _experts_sample(5, f"{SITU}1.5_0.75"), _experts_sample(5, f"{SITU}2_0", INT8),
         _experts_sample(5, SWIGLU_OAI, MXFP4, biased=True, hidden=160, ffn=96),
         _experts_sample(9, SWIGLU_OAI, MXFP4, biased=True, down_biased=True, hidden=160, ffn=96),
         _experts_sample(9, "relu2", gated=False), _experts_sample(5, "relu2", INT8, gated=False),

@@ -36,6 +36,11 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return F.gelu(_apart(x), approximate=approximate)
 
 
+def tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent."""
+    return torch.tanh(_apart(x))
+
+
 def exponential(x: Tensor) -> Tensor:
     """exp(x) of x <= 0: the shares of x and 0 in one softmax, divided. A softmax computes each row separately. torch.exp has no
     such second routine, and copies arrays with gaps into others without."""

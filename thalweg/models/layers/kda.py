@@ -3,7 +3,7 @@ head. The state of a sequence is passed through, never kept."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ class KimiDeltaAttention:
         self._place, self._dim = place, spec.dim
         self._heads = ctx.share(spec.heads, "heads of a delta net")
         self._inner = self._heads * spec.dim
-        self._parts = (3 * self._inner, self._heads, *((self._inner, self._inner) if spec.full else ()))
+        self._parts = (3 * self._inner, self._heads, *(self._inner,) * (2 * spec.full + spec.full_gate))
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
         self._projected = {k: Linear(ctx, weights[k]) for k in ("in", "low", "decay", "gate") if k in weights}
@@ -48,7 +48,7 @@ class KimiDeltaAttention:
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         qkv, b, *more = self._projected["in"](p["in"], x, flow).split(self._parts, dim=-1)
-        step, gate = more or self._low_rank(p, x, flow)
+        step, gate = more if len(more) == 2 else self._low_rank(p, x, more, flow)
         mixed = advance(flow, self._place, 0, partial(self._conv, qkv.contiguous(), p["conv"]["weight"]))
         q, k, v = (part.unflatten(-1, (-1, self._dim)) for part in mixed.chunk(3, -1))
         step, gate = (part.unflatten(-1, (-1, self._dim)) for part in (step, gate))
@@ -57,7 +57,10 @@ class KimiDeltaAttention:
         out = self._gated(self._norm(out, p["norm"]["weight"]), gate)
         return self._out(p["out"], out.flatten(-2), flow)
 
-    def _low_rank(self, p: Mapping[str, Any], x: Array, flow: Flow) -> tuple[Array, Array]:
-        """Inputs [T, heads * dim] of the decay and of the gate."""
-        low, gate = (part.contiguous() for part in self._projected["low"](p["low"], x, flow).chunk(2, -1))
+    def _low_rank(self, p: Mapping[str, Any], x: Array, more: Sequence[Array], flow: Flow) -> tuple[Array, Array]:
+        """Inputs [T, heads * dim] of the decay and of the gate. more: the gate's, if it has one matrix."""
+        low = self._projected["low"](p["low"], x, flow)
+        if more:
+            return self._projected["decay"](p["decay"], low, flow), more[0]
+        low, gate = (part.contiguous() for part in low.chunk(2, -1))
         return self._projected["decay"](p["decay"], low, flow), self._projected["gate"](p["gate"], gate, flow)

@@ -122,7 +122,7 @@ class Experts:
             out = self._sum_choices(p, entered, mine, shares, *matrices)
         else:
             out = self._comm.all_reduce((self._inwards if self._inward else self._experts)(entered, mine, shares, *matrices))
-        out = self._project(p, "leave", out)
+        out = self._project(p, "leave", self._normalize(p, "sum_norm", out))
         if "biases" in p and "down" not in self._biases:  # once, not once per rank
             each = p["biases"]["down"].view(-1, out.shape[-1])[ids.long()].to(torch.float32)
             out = out + (shares.unsqueeze(-1) * each).sum(1).to(out.dtype)

@@ -51,6 +51,7 @@ from thalweg.models.spec.pooled_keys import PooledKeys, PooledSparseAttention
 from thalweg.models.spec.qformer import QFormerSpec
 from thalweg.models.spec.query_projector import QueryProjectorSpec
 from thalweg.models.spec.resampler import ResamplerSpec
+from thalweg.models.spec.residual_blocks import DepthAttention, ResidualBlocks
 from thalweg.models.spec.residual_gate import ResidualGate
 from thalweg.models.spec.rglru import GatedRecurrence
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, describe_stretch, rope_type
@@ -91,6 +92,7 @@ __all__ = [
     "DaViTStage",
     "DelayMLP",
     "DeltaNet",
+    "DepthAttention",
     "DifferentialAttention",
     "DisentangledAttention",
     "Distances",
@@ -145,6 +147,7 @@ __all__ = [
     "QueryProjectorSpec",
     "RelativeBias",
     "ResamplerSpec",
+    "ResidualBlocks",
     "ResidualGate",
     "Rope",
     "Rows",

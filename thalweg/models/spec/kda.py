@@ -25,6 +25,10 @@ class KimiDelta:
     """After the convolutions."""
     full: bool = False
     """Decay and gate have one matrix each, f_proj and g_proj."""
+    full_gate: bool = False
+    """Only the gate has one matrix, g_proj."""
+    rates: int = 0
+    """Numbers in the tensor of decay rates, of which the first ones count; 0 = one per head."""
     flat: bool = False
     """The tensor of decay rates has one dimension. Always so with `full`."""
     floor: float = 0.0
@@ -33,6 +37,10 @@ class KimiDelta:
     rope: ClassVar[None] = None
 
     def __post_init__(self) -> None:
+        if self.full and self.full_gate:
+            raise ValueError("KimiDelta: full is more than full_gate")
+        if self.rates and (self.rates < self.heads or not self.flat):
+            raise ValueError("KimiDelta: a tensor of more rates than heads has one dimension")
         if self.kernel < 2:
             raise ValueError(f"KimiDelta: a convolution over {self.kernel} tokens is none")
 
@@ -63,7 +71,11 @@ class KimiDelta:
             "gate": linear({f"{at}g_b_proj": n}, self.dim, shard=0),
         }
         if self.full or self.flat:
-            rate = TensorView(f"{at}A_log", (self.heads,), flat=True)
+            rate = TensorView(f"{at}A_log", (self.rates or self.heads,), flat=True)
+        if self.full_gate:
+            projected["in"] = linear({**parts, f"{at}g_proj": n}, hidden, shard=0)
+            projected["low"] = linear({f"{at}f_a_proj": self.dim}, hidden, shard=None)
+            del projected["gate"]
         if self.full:
             projected = {"in": linear({**parts, **{f"{at}{p}_proj": n for p in "fg"}}, hidden, shard=0)}
         return {

@@ -21,6 +21,7 @@ from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.patch_source import PatchSource
 from thalweg.models.spec.perlayer import LayerEnding, LayerInputs
+from thalweg.models.spec.residual_blocks import DepthAttention, ResidualBlocks
 from thalweg.models.spec.residual_gate import ResidualGate
 from thalweg.models.spec.rope import Rope
 from thalweg.models.spec.sam import SamSpec
@@ -36,7 +37,7 @@ from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_v
 if TYPE_CHECKING:
     from thalweg.models.spec.mtp import MTPSpec
 
-Around = LayerEnding | AltUp | HyperConnection | GatedResidual | ResidualGate | MemoryPart
+Around = LayerEnding | AltUp | HyperConnection | GatedResidual | ResidualGate | MemoryPart | DepthAttention
 ENTRY = ("embed", "speech", "text", "learned", "inputs", "streams", "embed_norm", "embed_projection", "vision", "audio")
 """Keys of parameters that only the first stage has."""
 TAIL = ("norm", "head", "classes", "lexical", "dense")
@@ -181,7 +182,7 @@ class ModelSpec:
     """Of the first layer's input, after `embed_norm`."""
     inputs: LayerInputs | None = None
     """The separate input of each layer."""
-    streams: Streams | HyperStreams | GatedStreams | MemoryStreams | None = None
+    streams: Streams | HyperStreams | GatedStreams | MemoryStreams | ResidualBlocks | None = None
     """Residual streams, where there are several."""
     pooling: Pooling | None = None
     """None: the tail is the output matrix."""

@@ -85,6 +85,8 @@ class MoE:
     """Of the experts' input, but not the router's."""
     latent_norm: Norm | None = None
     """Of the projected input."""
+    sum_norm: Norm | None = None
+    """Of the sum of the experts' outputs, before it is projected back."""
     result_norm: ScaledNorm | None = None
     """Of each expert's output, before its weight. All experts share it."""
     cut: float = 0.0
@@ -105,7 +107,7 @@ class MoE:
             raise ValueError("MoE: a table has rows, and requires sqrtsoftplus")
         if self.result_norm is not None and (self.biases or self.inward):
             raise ValueError("MoE: a norm of results requires experts without biases, with weights of their outputs")
-        if self.latent_norm is not None and not self.latent:
+        if (self.latent_norm or self.sum_norm) is not None and not self.latent:
             raise ValueError("MoE: there is no projected input to normalise")
         if self.capacity and self.top_k != 1:
             raise ValueError("MoE: a capacity requires one expert for each token")
@@ -120,7 +122,7 @@ class MoE:
     def norms(self) -> dict[str, Norm | ScaledNorm | None]:
         return {
             "router_norm": self.router_norm, "entry": self.entry, "latent_norm": self.latent_norm,
-            "result_norm": self.result_norm,
+            "sum_norm": self.sum_norm, "result_norm": self.result_norm,
         }  # fmt: skip
 
     @property
