@@ -104,7 +104,12 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         ),
         Feature("[Word timestamps](audio.md#long-audio) in transcripts", "RUUUN", ("tests/models/test_word_times.py",)),
         Feature("[Video input](video.md) in chat, 14 architectures", "RUUUU", ("tests/models/test_videos.py",)),
-        Feature("Audio output", "NNNNN"),
+        Feature(
+            "[Speech output](audio.md#speech) (VITS, MMS-TTS)",
+            "RUUUN",
+            ("tests/models/test_vits.py",),
+            note="no spoken answers in chat",
+        ),
     ),
     "Weights": (
         Feature("bfloat16, float16, float32 safetensors", "RRHHH", (_AGAINST, _GPU)),
@@ -369,12 +374,13 @@ SERVICES: tuple[Service, ...] = (
         ("tests/server/pooling",),
     ),
     Service(
-        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([18 architectures](audio.md#transcription))",
+        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([18 architectures](audio.md#transcription)), "
+        "[`/v1/audio/speech`](audio.md#speech)",
         True,
         ("tests/server/audio",),
     ),
     Service("`/v1/realtime` ([transcripts of live audio](audio.md#live-audio))", True, ("tests/server/audio",)),
-    Service("`/v1/images`, `/v1/audio/speech`", False),
+    Service("`/v1/images`", False),
     Service(
         "[Tool calls](tools-and-reasoning.md), streamed, forced and strict",
         True,

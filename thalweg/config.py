@@ -20,7 +20,7 @@ class PoolingConfig(msgspec.Struct, kw_only=True, frozen=True):
     """The result of a pooling model: a vector per sequence, or a number per class."""
 
     task: str
-    """embed or classify."""
+    """embed, classify, transcription or speech."""
     mode: str
     """`models.tail.Pooling.mode`."""
     activation: str
@@ -134,8 +134,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
         classifier with a single class scores them as trained."""
         if self.pooling is None:
             return ("transcription",) if self.speech else ("generate", "transcription") if self.transcribes else ("generate",)
-        if self.pooling.task == "transcription":
-            return ("transcription",)
+        if self.pooling.task in ("transcription", "speech"):
+            return (self.pooling.task,)
         each = self.pooling.each
         if self.pooling.task == "classify":
             return (*(() if each else ("classify", "score")[: 1 + (self.pooling.size == 1)]), "token_classify")

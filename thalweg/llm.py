@@ -25,6 +25,7 @@ from thalweg.offline.metrics import Metric
 from thalweg.offline.pooling import PoolingMethods
 from thalweg.offline.prompts import Prompt, as_list, per_prompt
 from thalweg.offline.sharing import Runs, in_turn
+from thalweg.offline.speech import SpeechMethods
 from thalweg.options.model import BUNDLED, BUNDLED_WORDS
 from thalweg.outputs import RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
@@ -34,7 +35,7 @@ from thalweg.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 
-class LLM(ChatMethods, PoolingMethods, BeamMethods, NoWorkerCalls, NoWeightUpdates):
+class LLM(ChatMethods, PoolingMethods, SpeechMethods, BeamMethods, NoWorkerCalls, NoWeightUpdates):
     """Loads a model and generates from it, batch by batch, in the calling thread.
 
     Several threads may share one: each call waits for its turn, and gets its own results. For requests of many threads or

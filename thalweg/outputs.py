@@ -284,3 +284,13 @@ class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
     """Everything about one request for a score. prompt_token_ids: of both texts."""
+
+
+@dataclass(slots=True)
+class SpeechOutput:
+    """The speech of one text."""
+
+    samples: np.ndarray
+    """f32[n], one channel."""
+    rate: int
+    """Samples per second."""

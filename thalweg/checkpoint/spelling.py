@@ -113,6 +113,9 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
     "bloom": {"max_position_embeddings": 2048},
     **{name: {"max_position_embeddings": 512} for name in ("mt5", "switch_transformers", "t5", "umt5")},
     **{name: {"max_position_embeddings": 2048} for name in ("falcon", "RefinedWeb", "RefinedWebModel")},
+    "vits": {
+        "vocab_size": 38, "hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 2, "max_position_embeddings": 4096,
+    },
     "recurrent_gemma": {"max_position_embeddings": 8192},
     **dict.fromkeys(("data2vec-audio", "hubert", "unispeech", "unispeech-sat", "wav2vec2", "wavlm"), _WAV2VEC),
     "cohere_asr": _CANARY,

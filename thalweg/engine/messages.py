@@ -131,6 +131,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A caller reads its tokens one by one, so prompts in the same steps are rationed."""
     pool: bool = False
     """Returns a vector, not tokens. The step that computes all its tokens ends it."""
+    encode_only: bool = False
+    """With `pool`: its result is the vectors of its only input, and takes no step."""
 
 
 class StartHint(msgspec.Struct, frozen=True, tag=True):

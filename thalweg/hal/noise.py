@@ -58,3 +58,12 @@ def noise(seed: np.ndarray, position: np.ndarray, tokens: np.ndarray) -> np.ndar
     v = np.minimum((h.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32), np.float32(1 - 2.0**-24))
     gumbel: np.ndarray = -np.log(-np.log1p(-v))
     return gumbel
+
+
+def gaussians(seed: np.ndarray, stream: int, count: int) -> np.ndarray:
+    """Standard normal variables by Box and Muller's transform of two hashes each: seed i32[1, 2] -> f32[count]. Streams of a
+    seed are independent."""
+    h = hashes(seed, np.array([stream], np.int32), np.arange(2 * count, dtype=np.int32))[0].astype(np.float64)
+    u, v = ((h + 0.5) * 2.0**-32).reshape(2, count)
+    drawn: np.ndarray = (np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)).astype(np.float32)
+    return drawn

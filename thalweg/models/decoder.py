@@ -57,6 +57,7 @@ from thalweg.models.vision.swin_source import SwinEncoder
 from thalweg.models.vision.tile_source import TileEncoder
 from thalweg.models.vision.tower import VisionEncoder
 from thalweg.models.vision.wav2vec import Wav2VecEncoder
+from thalweg.models.voices.vits import VitsNetwork
 from thalweg.models.weights import ParamSpec, Weight
 
 
@@ -93,6 +94,7 @@ _ENDS = (
     _End("lexical", lambda s: s.pooling and s.pooling.lexical, lambda ctx, s, part, w: WordWeights(ctx, part, s.hidden, w)),
     _End("vision", lambda s: s.vision, lambda ctx, s, part, w: _vision_encoder(part)(ctx, part, w, Block)),
     _End("audio", lambda s: s.audio, lambda ctx, s, part, w: AUDIO[type(part)](ctx, part, w, Block)),
+    _End("voice", lambda s: s.voice, lambda ctx, s, part, w: VOICES[type(part)](part)),
     _End(
         "tile_source",
         lambda s: s.tile_source,
@@ -110,6 +112,10 @@ AUDIO: Mapping[type, Callable[..., Any]] = {
     spec.Wav2VecSpec: Wav2VecEncoder,
 }
 """Declaration of an audio encoder -> the encoder."""
+
+
+VOICES: Mapping[type, Callable[..., Any]] = {spec.VitsSpec: VitsNetwork}
+"""Declaration of a network that speaks -> the network."""
 
 
 def _vision_encoder(part: Any) -> type[VisionEncoder | SamEncoder | MaskedEncoder]:
@@ -185,6 +191,8 @@ class Decoder:
         self._head: LMHead | None = ends.get("head")
         self._pooler = None if s.pooling is None else Pooler(ctx, s.pooling, s.hidden)
         self._classes, self._dense, self._lexical = ends.get("classes"), ends.get("dense"), ends.get("lexical")
+        self.voice = ends.get("voice")
+        """The network that speaks. Its steps are separate executables, too."""
         self.vision, self.audio, self._speech = ends.get("vision"), ends.get("audio"), ends.get("speech")
         """Encoders. Steps of the first two are separate executables, with the parameters under their keys."""
         self._tile_source = ends.get("tile_source")

@@ -31,7 +31,7 @@ from thalweg.models.spec import (
     TileSource,
 )
 
-ENCODERS = ("vision", "audio")
+ENCODERS = ("vision", "audio", "voice")
 """Fields of a ModelSpec that every rank computes whole."""
 
 

@@ -134,6 +134,8 @@ class Pooling:
     """The result of an image is the vector of its encoder. Such a prompt is its placeholder."""
     transcribes: bool = False
     """The result is the transcript of a clip (`models.spec.transcript`)."""
+    speaks: bool = False
+    """The result is the speech of `ModelSpec.voice`, and no step is run."""
     fills: bool = False
     """Texts are filled up with padding tokens, which other tokens see, to the longest length."""
 

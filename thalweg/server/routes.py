@@ -25,6 +25,7 @@ JSON = ("application/json",)
 STREAMED = (*JSON, EVENTS)
 """Content types of streamable answers."""
 TRANSCRIBED = (*STREAMED, "text/plain")
+SPOKEN = ("audio/mpeg", "audio/ogg", "audio/aac", "audio/flac", "audio/wav", "audio/pcm", EVENTS)
 AUDIO_FORM = "audio.protocol:AudioRequest"
 MESSAGES_ERRORS = "anthropic.errors:ERRORS"
 COHERE_ERRORS = "cohere.errors:ERRORS"
@@ -108,6 +109,8 @@ ROUTES = (
         "transcription", method="POST", form=AUDIO_FORM),
     Row("/v1/audio/translations", "audio.transcriptions:translations", "Translate speech into English text", (), TRANSCRIBED,
         "transcription", method="POST", form=AUDIO_FORM),
+    Row("/v1/audio/speech", "audio.speech:speech", "Speak a text", ("audio.speech_protocol:SpeechRequest",), SPOKEN, "speech"),
+    Row("/v1/audio/voices", "audio.speech:voices", "Voices of the model", needs="speech"),
     Row("/v1/realtime", "audio.realtime:realtime", "Transcribe live speech over a WebSocket", needs="transcription"),
     Row("/v1/chat/completions/batch", "openai.chat_batch:chat_batch", "Answer several conversations",
         ("openai.chat_batch:BatchChatRequest",), needs="generate"),
@@ -205,7 +208,8 @@ def prepare_routes(serving: Serving) -> list[RouteDescription]:
 
 def lines_of(listed: list[RouteDescription], serving: Serving) -> LineRunner:
     """The runner of lines of batch files, with the routes the served model supports."""
-    paths = {d.path: d.endpoint for d in listed if d.bodies and d.needs and able(serving, d.needs)}
+    able_rows = (d for d in listed if d.bodies and d.needs and able(serving, d.needs) and JSON[0] in d.kinds)
+    paths = {d.path: d.endpoint for d in able_rows}
     return LineRunner(paths, serving.bodies)
 
 

@@ -13,6 +13,8 @@ from thalweg.errors import CheckpointError
 
 FILE = "vocab.json"
 CLASS = "Wav2Vec2CTCTokenizer"
+SPOKEN = "VitsTokenizer"
+"""Its texts have spaces, and its special tokens may be characters. Texts to be spoken are read by `media.speakers`."""
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
@@ -20,7 +22,7 @@ def is_characters(path: Path, settings: Mapping[str, Any]) -> bool:
     """Has this directory such a vocabulary? Other tokenizers with a vocab.json have more files."""
     more = (path / "merges.txt").exists() or any(path.glob("*.model")) or any(path.glob("*.spm"))
     kind = str(settings.get("tokenizer_class") or CLASS)
-    return (path / FILE).exists() and not more and kind.startswith(CLASS)
+    return (path / FILE).exists() and not more and kind.startswith((CLASS, SPOKEN))
 
 
 def characters(vocab: Mapping[str, Any], settings: Mapping[str, Any], where: Path) -> Tokenizer:
@@ -29,8 +31,10 @@ def characters(vocab: Mapping[str, Any], settings: Mapping[str, Any], where: Pat
         raise CheckpointError(f"{where}: it has a vocabulary for each language; give a directory with that of one language")
     if not all(type(i) is int and i >= 0 for i in vocab.values()) or len({*vocab.values()}) != len(vocab):
         raise CheckpointError(f"{where}: must map texts to different ids; download the file again")
-    special = [_text(settings.get(key, default)) for key, default in SPECIAL.items()]
-    delimiter = _text(settings.get("word_delimiter_token", "|"))
+    special, delimiter = [_text(settings.get(key, default)) for key, default in SPECIAL.items()], "|"
+    if str(settings.get("tokenizer_class")).startswith(SPOKEN):
+        special, delimiter = [token for token in special if len(token) > 1], ""
+    delimiter = _text(settings.get("word_delimiter_token", delimiter))
     if settings.get("do_lower_case"):
         vocab = {token if token in special else token.lower(): i for token, i in vocab.items()}
     unknown = _text(settings.get("unk_token", SPECIAL["unk_token"]))

@@ -26,6 +26,8 @@ from thalweg.hal.platform import ModelInfo
 from thalweg.media.gate import MediaConnector
 from thalweg.media.kinds import load_kinds, load_processors
 from thalweg.media.kinds.base import MediaSettings
+from thalweg.media.speakers import load_speaker
+from thalweg.media.speakers.base import Speaker
 from thalweg.params import OF_MODEL, SamplingParams
 from thalweg.template.chat import Chat
 from thalweg.template.select import Templates
@@ -49,6 +51,8 @@ class Frontend:
     """SamplingParams fields a request starts from."""
     media: MediaPreprocessor | None
     """The preprocessor of media. None: a text-only model."""
+    speaker: Speaker | None
+    """Reads texts to be spoken. None: the model does not speak."""
     marks: ReasoningMarkers | None
     """The tokens around the model's reasoning. None: unknown."""
     names: list[str]
@@ -124,6 +128,7 @@ def load_frontend(located: ResolvedModel) -> Frontend:
         eos_ids=hf.eos_ids(path, located.config, tokenizer, generation),
         default_sampling=_default_sampling(path, generation),
         media=_media(located, tokenizer, taken),
+        speaker=load_speaker(located.config, located.path),
         marks=marks(args.reasoning_config, tokenizer),
         names=list(args.served_model_name or [args.model]),
     )

@@ -13,6 +13,7 @@ from thalweg.engine.client.media import MediaPreprocessor
 from thalweg.engine.client.process import RankHistory
 from thalweg.engine.messages import Stats
 from thalweg.errors import EngineDeadError, ThalwegError
+from thalweg.media.speakers.base import Speaker
 from thalweg.outputs import RequestMetrics
 from thalweg.params import PoolingParams
 from thalweg.refused import NoVllmConfig, unsupported_method
@@ -55,6 +56,11 @@ class InfoMethods(NoVllmConfig):
     def media(self) -> MediaPreprocessor | None:
         """The preprocessor of media. None: a text-only model."""
         return self._frontend.media
+
+    @property
+    def speaker(self) -> Speaker | None:
+        """The reader of texts to be spoken. None: the model does not speak."""
+        return self._frontend.speaker
 
     @property
     def default_sampling(self) -> dict[str, Any]:

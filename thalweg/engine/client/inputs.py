@@ -26,6 +26,7 @@ from thalweg.engine.client.thinking import ReasoningMarkers
 from thalweg.engine.messages import EngineRequest, Input, TokenSampling
 from thalweg.errors import RequestError
 from thalweg.media.kinds.base import MediaItem
+from thalweg.media.speakers.base import KIND as UTTERANCE
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.text.tokenizer import Tokenizer
 
@@ -160,17 +161,22 @@ class InputProcessor:
         _check_priority(priority)
         prompt, items = _with_media(prompt)
         fields = dict(prompt) if isinstance(prompt, Mapping) else {}
-        types = fields.pop("token_type_ids", None)
+        types, utterance = fields.pop("token_type_ids", None), fields.pop(UTTERANCE, None)
+        if (utterance is None) == (pooling.task == "speech"):
+            raise RequestError("prompt: texts of this model are sent with speak()", "prompt")
         text, ids, salt = self._prompts.encode(fields if isinstance(prompt, Mapping) else prompt)
         if pooling.fills and not items:
             ids = self._fill(ids)
         tokens, inputs = self._arrays(ids, items, None, 1)
+        if utterance is not None:
+            inputs = (utterance,)
         if pooling.encoded and items and shape.each:
             raise RequestError("task: an image has one vector with this model, and none per token", "task")
         if types is not None:
             tokens += self._vocab * token_types(types, len(ids), pooling.types)
         request = EngineRequest(
             handle=next(handles), tokens=tokens, prompt_len=len(ids), priority=priority, cache_salt=salt, pool=True,
+            encode_only=utterance is not None,
             inputs=inputs, sampling=TokenSampling(max_tokens=1, each_token=shape.each),
             read_prefix_cache=pooling.caches and not shape.each and not params.skip_reading_prefix_cache,
         )  # fmt: skip

@@ -29,6 +29,9 @@ class _OpenRequest:
 
     def add(self, part: TokenVectors) -> None:
         """Stored by position, so results received twice (after a preemption) do no harm."""
+        if self.submission.request.encode_only:
+            self.each = part.values
+            return
         if self.each is None:
             self.each = np.zeros((len(self.submission.prompt_ids), part.values.shape[1]), np.float32)
         self.each[part.start : part.start + len(part.values)] = part.values
@@ -143,6 +146,10 @@ class PoolingOutputs:
 def _output(request: _OpenRequest, result: np.ndarray | None, why: str) -> Output:
     """why: the reason of its end, for a request without a result."""
     s = request.submission
+    if s.request.encode_only:
+        error = why if request.each is None else None
+        data = np.empty((0, 0), np.float32) if request.each is None else request.each
+        return Output(s.request_id, PoolingOutput(data), s.prompt_ids, request.cached, metrics=request.metrics, error=error)
     if result is not None and s.shape.each:
         result = request.each
     data = np.empty(0, np.float32) if result is None else apply_pool_shape(result, s.shape, s.prompt_ids)

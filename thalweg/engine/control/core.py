@@ -23,6 +23,7 @@ from thalweg.engine.control.batch import BatchBuilder, LaunchedStep
 from thalweg.engine.control.cache.events import BlockEvents
 from thalweg.engine.control.cache.prefix import HashFn
 from thalweg.engine.control.cache.tables import KVCache
+from thalweg.engine.control.encoded import EncodedRequests
 from thalweg.engine.control.encodings import Encodings
 from thalweg.engine.control.executor import Executor
 from thalweg.engine.control.invariant import InvariantError, ensure
@@ -73,6 +74,7 @@ class EngineCore:
         self.config = config
         top = max((g.top for g in cache.groups), default=0)
         self._encoder, self._encodings = encoder, None if encoder is None else Encodings(encoder, clock, ENCODED)
+        self._encoded = EncodedRequests(self._encodings, clock)
         self.adapters: AdapterSlots | None = None
         """Loaded adapters. None: requests have none."""
         if scheduler.adapter_slots:
@@ -155,10 +157,15 @@ class EngineCore:
                 why = self._unencodable(r)
             if why is None and r.adapter:
                 why = self._adapter_problem(r.adapter)
-            if r.handle in self._requests:
+            if why is None and r.encode_only:
+                why = self._encoded.refuse(r)
+            if r.handle in self._requests or r.handle in self._encoded:
                 why = f"handle: {r.handle} is in use"
             if why is not None:
                 self._finished.append(SequenceFinished(r.handle, "error", error=why))
+                continue
+            if r.encode_only:
+                self._encoded.add(r)
                 continue
             limit = limit_of(r, self.config.model.max_len)
             if (ended := find_end(r, limit)) is not None:  # resubmitted with everything already out
@@ -197,6 +204,7 @@ class EngineCore:
             dropped = self._transfers.handovers.drop(handles)  # type: ignore[union-attr]
             self._finished += [SequenceFinished(handle, "abort") for handle in dropped]
         for handle in handles:
+            self._encoded.abort(handle)
             request = self._requests.get(handle)
             if request is not None:
                 self._end(request, SequenceFinished(handle, "abort"))
@@ -237,21 +245,24 @@ class EngineCore:
     def _end_unencoded(self, encodings: Encodings) -> None:
         """End requests with prompts that wait for a failed item."""
         failed, encodings.failed = encodings.failed, {}
+        self._encoded.fail(failed)
         for r in [r for r in self._requests.values() if r.gated and self.scheduler.in_prompt(r)]:
             if (why := next((failed[i.digest] for i in r.inputs if i.digest in failed), None)) is not None:
                 self._end(r, SequenceFinished(r.handle, "error", error=why))
 
     def _forget(self) -> None:
         if self._encodings is not None:
+            self._encoded.answer()
             encoded = (r for r in self._requests.values() if r.gated)
             needed = (r for r in encoded if self.scheduler.in_prompt(r) or r.has_later_inputs)
-            self._encodings.forget({item.digest for r in needed for item in r.inputs})
+            self._encodings.forget({item.digest for r in needed for item in r.inputs} | self._encoded.digests)
 
     # ------------------------------------------------------------------ the loop
 
     @property
     def has_work(self) -> bool:
-        return bool((self._requests and not self.paused) or self._in_flight or self._has_outputs or self._handing_over)
+        open_requests = self._requests or self._encoded
+        return bool((open_requests and not self.paused) or self._in_flight or self._has_outputs or self._handing_over)
 
     @property
     def _handing_over(self) -> bool:
@@ -261,7 +272,7 @@ class EngineCore:
     @property
     def _has_outputs(self) -> bool:
         """Is there something to report without a step?"""
-        return bool(self._finished) or (self._events is not None and self._events.waiting)
+        return bool(self._finished) or self._encoded.has_news or (self._events is not None and self._events.waiting)
 
     def step(self) -> Outputs | None:
         """Launch until the pipeline is full or nothing can be scheduled, then read the oldest step. None: no output."""
@@ -389,6 +400,11 @@ class EngineCore:
                 news.handles, news.tokens, self._clock(), logprobs=news.logprobs, prompt_scores=news.prompt_scores,
                 pooled=news.pooled, each=news.each,
             )  # fmt: skip
+        if self._encoded.has_news:
+            started, finished, vectors = self._encoded.take()
+            self._started += started
+            self._finished += finished
+            out.each = [*out.each, *vectors]
         if self._finished or self._started or self._steps % STATS_EVERY == 0:
             out.finished, out.started, out.stats = self._finished, self._started, self.stats()
             self._finished, self._started = [], []

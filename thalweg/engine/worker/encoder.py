@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from thalweg.engine.messages import Input
 from thalweg.hal.device import Background, Device, Executable, Pending
-from thalweg.hal.step import Params, StateBox, Step
-from thalweg.media.kinds.base import MediaKind
+from thalweg.hal.step import Params, StateBox, Step, StepBatch
 from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.causal_audio import CausalAudioEncoder
 from thalweg.models.vision.conformer import Conformer
@@ -19,6 +18,7 @@ from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.sam import SamEncoder
 from thalweg.models.vision.tower import VisionEncoder
 from thalweg.models.vision.wav2vec import Wav2VecEncoder
+from thalweg.models.voices.vits import VitsNetwork
 
 Compile = Callable[[Step, Params, StateBox], Executable]
 TOGETHER = 1 << 14
@@ -29,7 +29,16 @@ TOGETHER = 1 << 14
 class EncoderNetwork:
     """An encoder of the model, and its executables. Kinds of media may share one."""
 
-    model: VisionEncoder | SamEncoder | AudioEncoder | CausalAudioEncoder | Conformer | FastConformer | Wav2VecEncoder
+    model: (
+        VisionEncoder
+        | SamEncoder
+        | AudioEncoder
+        | CausalAudioEncoder
+        | Conformer
+        | FastConformer
+        | Wav2VecEncoder
+        | VitsNetwork
+    )
     params: Params
     state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
     carried: dict[str, Any] = field(default_factory=dict, init=False)
@@ -38,13 +47,25 @@ class EncoderNetwork:
     """Executables by the layers that they run."""
 
 
+class InputBatcher(Protocol):
+    """A `MediaKind`, or a `Speaker`."""
+
+    def build_batches(self, processor: Any, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
+        """As `MediaKind` says."""
+
+    def count_rows(self, processor: Any, item: Input) -> int | None:
+        """As `MediaKind` says."""
+
+
 @dataclass(frozen=True)
 class KindEncoder:
     """The encoder of inputs of one kind. processor: of that kind."""
 
-    kind: MediaKind
+    kind: InputBatcher
     processor: Any
     network: EncoderNetwork
+    open: bool = False
+    """An item has as many vectors as the network gives, and not one for each placeholder. It is encoded separately."""
 
     def cost(self, item: Input) -> int:
         cost = self.kind.count_rows(self.processor, item)
@@ -57,6 +78,7 @@ class EncoderRun:
     def __init__(self, encodes: KindEncoder, items: Sequence[Input], compile: Compile, whole: bool) -> None:
         """whole: all layers are launched at once."""
         self.items, self._network, self._compile, self._whole, self._next = items, encodes.network, compile, whole, 0
+        self._open = encodes.open
         model = encodes.network.model
         batches = encodes.kind.build_batches(encodes.processor, model.spec, items)
         self._batch, backend = batches[0], model.attention
@@ -81,6 +103,8 @@ class EncoderRun:
     def vectors(self, last: Pending) -> list[np.ndarray]:
         """f32[positions, width * hidden] of each item. last: the result of the last launch."""
         found, sizes = last.result().pooled, [item.positions.size for item in self.items]
+        if found is not None and self._open:
+            return [np.array(found, np.float32)]
         if found is None or len(found) != sum(sizes):
             raise RuntimeError(f"{sum(sizes)} placeholders for {0 if found is None else len(found)} vectors")
         return [np.array(part, np.float32) for part in np.split(np.asarray(found), np.cumsum(sizes)[:-1])]

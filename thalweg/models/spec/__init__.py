@@ -65,6 +65,7 @@ from thalweg.models.spec.text_encoder import TextEncoder
 from thalweg.models.spec.tile_source import TileSource
 from thalweg.models.spec.transcript import CTCHead, TranscriptHead, TransducerHead
 from thalweg.models.spec.vision import AttentionPoolSpec, ProjectorSpec, VisionSpec
+from thalweg.models.spec.vits import VitsSpec, VocoderSpec
 from thalweg.models.spec.wav2vec import PlaceConvolution, Wav2VecSpec
 from thalweg.models.spec.waveform import WaveformEncoder
 from thalweg.models.spec.xielu import XieluMLP
@@ -167,6 +168,8 @@ __all__ = [
     "TransducerHead",
     "UngatedMLP",
     "VisionSpec",
+    "VitsSpec",
+    "VocoderSpec",
     "Wav2VecSpec",
     "WaveformEncoder",
     "WindowPooling",

@@ -30,6 +30,7 @@ from thalweg.models.spec.swin_source import SwinSource
 from thalweg.models.spec.text_encoder import TextEncoder
 from thalweg.models.spec.tile_source import TileSource
 from thalweg.models.spec.vision import VisionSpec
+from thalweg.models.spec.vits import VitsSpec
 from thalweg.models.spec.wav2vec import Wav2VecSpec
 from thalweg.models.tail import Pooling
 from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_views, matrices, table_source, vector
@@ -218,6 +219,8 @@ class ModelSpec:
     """The audio encoder. Its vectors replace placeholders of a prompt."""
     vision: VisionSpec | SamSpec | None = None
     """The vision encoder; None: the model is text-only."""
+    voice: VitsSpec | None = None
+    """The network that turns utterances into samples. None: the model does not speak."""
     mtp: MTPSpec | None = None
     """A module of the checkpoint that drafts further tokens. Only the drafter `mtp` loads it."""
     span: tuple[int, int] | None = None
@@ -266,6 +269,8 @@ class ModelSpec:
         for key, tower in (("vision", self.vision), ("audio", self.audio)):
             if tower is not None:
                 made[key] = tower.weights(self.hidden)
+        if self.voice is not None:
+            made["voice"] = self.voice.weights()
         missing = {*(() if self.embeds else ENTRY), *(() if self.finishes else TAIL)}
         return {key: part for key, part in made.items() if key not in missing}
 

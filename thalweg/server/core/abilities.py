@@ -16,15 +16,18 @@ NEEDED = {
     "classify": "a model with a head that classifies (...ForSequenceClassification)",
     "score": "a reranker (...ForSequenceClassification with one class), or a model that gives vectors",
     "transcription": "a speech recognition model, such as Whisper, Parakeet or Qwen3-ASR",
+    "speech": "a text-to-speech model, such as MMS-TTS",
     "pool": "a model that gives vectors or classes",
 }
 """Needed ability of a route -> the models that have it."""
+ARRAYS = ("transcription", "speech")
+"""Tasks of pooling models whose results are no vectors of texts."""
 
 
 def able(serving: Serving, needs: str) -> bool:
     """Can the model do what a route needs?"""
     tasks, pooling = serving.engine.config.model.tasks, serving.engine.config.model.pooling
-    return not needs or needs in tasks or (needs == "pool" and pooling is not None and pooling.task != "transcription")
+    return not needs or needs in tasks or (needs == "pool" and pooling is not None and pooling.task not in ARRAYS)
 
 
 def refusal(path: str, needs: str, instead: Sequence[str]) -> ApiError:

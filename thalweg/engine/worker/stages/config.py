@@ -83,7 +83,8 @@ def _pooling(spec: ModelSpec) -> PoolingConfig | None:
     tail = spec.pooling
     if tail is None:
         return None
-    task = "transcription" if tail.transcribes else "embed" if tail.classes is None else "classify"
+    task = "embed" if tail.classes is None else "classify"
+    task = "transcription" if tail.transcribes else "speech" if tail.speaks else task
     return PoolingConfig(
         task=task, mode=tail.mode, activation=tail.activation,
         activate=tail.activate, size=spec.result,

@@ -24,6 +24,8 @@ from thalweg.hal.op import Binder
 from thalweg.hal.step import Params
 from thalweg.host.marks import mark
 from thalweg.media.kinds import load_kinds
+from thalweg.media.speakers import load_speaker
+from thalweg.media.speakers.base import KIND as UTTERANCE
 from thalweg.models.fallback.spec import UNRELIABLE, TransformersSpec
 from thalweg.models.spec import describe_stretch
 from thalweg.options.weights import FASTER_READERS, SPELLINGS
@@ -187,6 +189,9 @@ def make_encoder(inputs: BuildInputs, built: BuiltModel, params: Params) -> Enco
         if processor is not None:
             shared = networks.setdefault(kind.encoder, encoders.EncoderNetwork(network, params[kind.encoder]))
             found[name] = encoders.KindEncoder(kind, processor, shared)
+    if model.voice is not None and (speaker := load_speaker(inputs.hf, inputs.path)) is not None:
+        network = encoders.EncoderNetwork(model.voice, params["voice"])
+        found[UTTERANCE] = encoders.KindEncoder(speaker, None, network, open=True)
     return encoders.EncoderRunner(inputs.device, built.background, found) if found else None
 
 

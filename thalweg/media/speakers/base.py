@@ -1,0 +1,132 @@
+"""The interface of a family that speaks: texts become utterances, and utterances the batches of its network."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from thalweg.checkpoint.config import Config
+from thalweg.engine.messages import Input
+from thalweg.errors import RequestError
+from thalweg.hal.parts.utterance import Utterance
+from thalweg.hal.step import SamplingArrays, StepBatch
+
+KIND = "utterance"
+"""`Input.kind` of utterances, and the key of one in a prompt."""
+PIECE = 400
+"""Most characters of a text that are spoken together, where it can be split at a word."""
+SLOWEST, FASTEST = 0.25, 4.0
+SENTENCE = re.compile(r"(?<=[.!?…。！？])\s*|\n+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechSettings:
+    """How a text is spoken."""
+
+    voice: str = ""
+    """"": the speaker's first."""
+    speed: float = 1.0
+    seed: int = 0
+
+
+class Speaker(ABC):
+    """One model's side of the client and of the worker. Thread-safe."""
+
+    rate: int
+    """Samples per second."""
+    voices: tuple[str, ...]
+    most_units: ClassVar[int] = 4096
+    """Units of the longest utterance."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, config: Config, path: Path) -> Speaker:
+        """The speaker of a model's files. CheckpointError or UnsupportedModelError."""
+
+    @abstractmethod
+    def units(self, text: str) -> list[int]:
+        """The units of a text, characters for instance. Empty: it has nothing to speak."""
+
+    def check(self, settings: SpeechSettings) -> None:
+        """RequestError names the field that this model does not support."""
+        if settings.voice and settings.voice not in self.voices:
+            known = ", ".join(self.voices[:20]) + (", ..." if len(self.voices) > 20 else "")
+            raise RequestError(f"voice: unknown {settings.voice!r:.80}; this model has {known}", "voice")
+        if not SLOWEST <= settings.speed <= FASTEST:
+            raise RequestError(f"speed: must be between {SLOWEST} and {FASTEST}, not {settings.speed!r:.40}", "speed")
+
+    def prompts(self, text: str, settings: SpeechSettings) -> list[dict[str, Any]]:
+        """Prompts of the engine, one for each sentence or a few. RequestError: there is nothing to speak, or one is too long.
+        Sentence n of a text has the seed `settings.seed` + n."""
+        self.check(settings)
+        made: list[dict[str, Any]] = []
+        for piece in split_sentences(text):
+            units = self.units(piece)
+            if len(units) > self.most_units:
+                raise RequestError(f"input: a sentence of {len(units)} units; at most {self.most_units}: split it", "input")
+            if units:
+                item = self.utterance(np.array(units, np.int32)[:, None], settings, len(made))
+                made.append({"prompt_token_ids": units, "prompt": piece, KIND: item})
+        if not made:
+            raise RequestError("input: has no character that this model can speak", "input")
+        return made
+
+    def utterance(self, units: np.ndarray, settings: SpeechSettings, number: int = 0) -> Input:
+        """units i32[rows, books]. number: of the utterance in its text."""
+        voice = self.voices.index(settings.voice) if settings.voice else 0
+        seed = np.array([settings.seed + number & (1 << 64) - 1], np.uint64).view(np.int32)[None]
+        data = (units, np.array([settings.speed], np.float32), np.array([voice], np.int32), seed)
+        digest = hashlib.blake2b(KIND.encode(), digest_size=16)
+        for each in data:
+            digest.update(repr((each.shape, each.dtype.str)).encode() + each.tobytes())
+        return Input(kind=KIND, digest=digest.digest(), positions=np.zeros(1, np.int32), data=data)
+
+    def samples(self, rows: np.ndarray) -> np.ndarray:
+        """f32[n] of an utterance's result f32[rows, hop]. RequestError: it is longer than the model's limit."""
+        if not len(rows):
+            raise RequestError("input: a sentence would be longer than this model's limit: split it, or raise speed", "input")
+        return rows.reshape(-1)
+
+    def build_batches(self, processor: Any, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
+        """As `MediaKind.build_batches`, of one utterance."""
+        (item,) = items
+        units, speed, voice, seed = item.data
+        one, none = np.ones(1, np.int32), np.zeros(1, np.int32)
+        return (
+            StepBatch(
+                tokens=none, token_seq=none, positions=none, slots=one, context=none, query=one, last_row=none,
+                emit=np.zeros(1, bool), block_tables=(np.zeros((1, 1), np.int32),), sampling=SamplingArrays.greedy(1),
+                parts=(Utterance(units=units, speed=speed, voice=voice, seed=seed),),
+            ),
+        )  # fmt: skip
+
+    def count_rows(self, processor: Any, item: Input) -> int | None:
+        """As `MediaKind.count_rows`."""
+        return None
+
+
+def split_sentences(text: str) -> list[str]:
+    """Pieces of at most PIECE characters, each of one or several whole sentences. Longer sentences are split at words."""
+    made = [""]
+    for sentence in filter(None, (part.strip() for part in SENTENCE.split(text))):
+        for part in _split_words(sentence):
+            if made[-1] and len(made[-1]) + 1 + len(part) > PIECE:
+                made.append("")
+            made[-1] += " " * bool(made[-1]) + part
+    return [piece for piece in made if piece]
+
+
+def _split_words(sentence: str) -> list[str]:
+    made = [""]
+    for word in sentence.split():
+        if made[-1] and len(made[-1]) + 1 + len(word) > PIECE:
+            made.append("")
+        made[-1] += " " * bool(made[-1]) + word
+    return made

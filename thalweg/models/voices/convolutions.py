@@ -1,0 +1,33 @@
+"""Convolutions over one sequence, [channels, T]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.nn import functional
+
+from thalweg.hal.step import Array
+from thalweg.models.weights import ParamSpec, Weight
+
+
+def convolve(p: Mapping[str, Array], x: Array, *, padding: int = 0, dilation: int = 1, groups: int = 1) -> Array:
+    """With "lengths", each output's matrix is scaled to its length."""
+    kernel = p["kernel"]
+    if "lengths" in p:
+        kernel = kernel * (p["lengths"] / kernel.norm(dim=(1, 2), keepdim=True))
+    made: Array = functional.conv1d(x[None], kernel, p.get("bias"), padding=padding, dilation=dilation, groups=groups)[0]
+    return made
+
+
+def normalise(p: Mapping[str, Array], x: Array, eps: float) -> Array:
+    """Layer norm of x [T, n]."""
+    made: Array = functional.layer_norm(x, x.shape[-1:], p["scale"], p["shift"], eps)
+    return made
+
+
+def float32_specs(tree: Any) -> Any:
+    """A tree of weights as parameters in float32."""
+    if isinstance(tree, Weight):
+        return ParamSpec(tree, "float32")
+    return {key: float32_specs(part) for key, part in tree.items()}
