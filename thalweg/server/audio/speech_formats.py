@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -75,7 +75,8 @@ class CompressedEncoder(SampleEncoder):
         self._sink, self._rate, self._at = _WriteOnlyFile(), rate, 0
         options = {"write_xing": "0"} if form == "mp3" else {}
         self._file: Any = av.open(self._sink, "w", format=container, options=options)
-        self._stream: Any = self._file.add_stream(codec, rate=OPUS_RATE if form == "opus" else rate, layout="mono")
+        written = OPUS_RATE if form == "opus" else rate
+        self._stream = cast(Any, self._file.add_stream(codec, rate=written, layout="mono"))
         if form != "flac":
             self._stream.bit_rate = BIT_RATE
 
