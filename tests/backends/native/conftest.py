@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
+import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +47,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _levels() -> list[str]:
     if "THALWEG_DRIVER" in os.environ:  # ci/emulate: the kernels are in another process
         return levels()
-    newest = max(p.stat().st_mtime for p in LIBRARY.parent.glob("src/*"))
-    if not LIBRARY.exists() or LIBRARY.stat().st_mtime < newest:
-        build = builder()
-        try:
-            build.build(sets=build.choose_sets("runnable"))
-        except build.CannotBuildError as e:
-            raise NoLibraryError(str(e)) from None
+    build_once(builder())
     return levels()
+
+
+def lock_file(library: Path) -> Path:
+    """Locked by the process that compiles this library."""
+    return Path(tempfile.gettempdir()) / f"thalweg-tests-build-{zlib.crc32(str(library.resolve()).encode()):08x}.lock"
+
+
+def build_once(build: Any, library: Path = LIBRARY) -> None:
+    """Compiles the library if a source is newer. Processes that collect these tests at the same time wait for the first one.
+    build: the build script. NoLibraryError if it cannot compile."""
+    with lock_file(library).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not build.has_sets(None, library):
+            try:
+                build.build(library, sets=build.choose_sets("runnable"))
+            except build.CannotBuildError as e:
+                raise NoLibraryError(str(e)) from None
 
 
 @pytest.fixture(scope="module")

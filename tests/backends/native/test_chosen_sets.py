@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +78,33 @@ def test_a_library_of_another_interface_counts_as_missing(hatch_build: Any, tmp_
     (tmp_path / "api.cpp").write_text("constexpr int ABI = 1;\n")
     hatch_build.SOURCES = tmp_path
     assert not hatch_build.has_sets(("portable",))
+
+
+def test_processes_that_collect_at_once_compile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker of pytest-xdist finds the same old library: the others wait for the first, and then compile nothing."""
+    spec = importlib.util.spec_from_file_location("native_conftest", Path(__file__).with_name("conftest.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    monkeypatch.setattr(conftest.tempfile, "tempdir", str(tmp_path))
+    library, calls = tmp_path / "lib.so", list[str]()
+
+    class Script:
+        CannotBuildError = OSError
+
+        def has_sets(self, names: tuple[str, ...] | None, file: Path) -> bool:
+            return file.exists()
+
+        def choose_sets(self, word: str) -> tuple[str, ...]:
+            return (word,)
+
+        def build(self, target: Path, sets: tuple[str, ...]) -> None:
+            calls.extend(sets)
+            with conftest.lock_file(library).open("a") as other, pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            target.touch()
+
+    conftest.build_once(Script(), library)
+    conftest.build_once(Script(), library)
+    assert calls == ["runnable"]
