@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from thalweg.hal.ops.activation import activate
 from thalweg.hal.step import Array, SamplingArrays, StepBatch
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, MixerRef, SourceVectors
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.spec.speech import STRIDE
+from thalweg.models.vision.activation import activate_clip
 from thalweg.models.weights import ParamSpec
 
 
@@ -43,7 +43,9 @@ class SpeechEncoder:
         """mel [bins, frames] -> [sources, hidden]."""
         x = mel.to(self._dtype)[None]
         for name, stride in (("conv1", 1), ("conv2", STRIDE)):
-            x = activate(functional.conv1d(x, p[name]["weight"], p[name]["bias"], stride=stride, padding=1), self._spec.act)
+            x = activate_clip(
+                functional.conv1d(x, p[name]["weight"], p[name]["bias"], stride=stride, padding=1), self._spec.act
+            )
         x = x[0].T.contiguous() + p["positions"]["weight"]
         residual, flow = None, Flow(whole_sequence(self._spec.sources, x), [None] * len(self._layers), {})
         for i, layer in enumerate(self._layers):

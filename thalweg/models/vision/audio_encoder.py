@@ -9,13 +9,13 @@ import torch
 from torch.nn import functional
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
-from thalweg.hal.ops.activation import activate
 from thalweg.hal.parts.frames import Frames
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear
+from thalweg.models.vision.activation import activate_clip
 from thalweg.models.vision.tower import Projector
 from thalweg.models.weights import ParamSpec
 
@@ -95,7 +95,7 @@ class AudioEncoder:
                 x = functional.conv2d(x[None] if i == 0 else x, p["weight"], p["bias"], stride=conv.stride, padding=1)
             else:
                 x = functional.conv1d(x, p["weight"], p["bias"], stride=conv.stride, padding=1)
-            x = activate(x, self.spec.act)
+            x = activate_clip(x, self.spec.act)
             if i == 0 and self.spec.masked:
                 x = x * real.to(x.dtype)
         x = x[0].flatten(0, -2).T.contiguous()
