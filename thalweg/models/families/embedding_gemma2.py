@@ -69,7 +69,7 @@ def _change(layer: Layer) -> Layer:
     assert isinstance(layer.mixer, Attention)
     assert isinstance(layer.around, LayerEnding)
     assert layer.around.input is not None
-    names = {part: f"ple_block.{getattr(layer.around.input, part)}" for part in ("gate", "up", "norm")}
+    names: dict[str, Any] = {part: f"ple_block.{getattr(layer.around.input, part)}" for part in ("gate", "up", "norm")}
     around = replace(layer.around, input=replace(layer.around.input, **names))
     mixer = replace(layer.mixer, window=layer.mixer.window + 1) if layer.mixer.window else layer.mixer
     return replace(layer, mixer=mixer, around=around)
