@@ -74,7 +74,7 @@ class Experts:
             "gate_up": weight_spec(first, form),
             "down": weight_spec(second, down),
         }
-        for key in ("router_bias", "biases"):
+        for key in ("router_bias", "biases", "sum_bias"):
             if key in weights:
                 self.specs[key] = {name: ParamSpec(w, ctx.dtype) for name, w in weights[key].items()}
         if spec.placed:
@@ -126,6 +126,8 @@ class Experts:
         if "biases" in p and "down" not in self._biases:  # once, not once per rank
             each = p["biases"]["down"].view(-1, out.shape[-1])[ids.long()].to(torch.float32)
             out = out + (shares.unsqueeze(-1) * each).sum(1).to(out.dtype)
+        if "sum_bias" in p:
+            out = out + p["sum_bias"]["bias"]
         out = out if same is None else out + same
         if self._shared is None:
             return out

@@ -63,7 +63,7 @@ class MoE:
     turned: bool = False
     """These are [experts, inputs, outputs]."""
     stacked: bool = False
-    """Three such tensors are [experts * inner, inputs], and that of down is transposed."""
+    """Such tensors, one for each part, are [experts * inner, inputs], and that of down is transposed."""
     alternate: bool = False
     """Rows of gate and up alternate there; False: first all of gate."""
     latent: int = 0
@@ -73,6 +73,8 @@ class MoE:
     """The names of these projections."""
     biases: tuple[str, str] | None = None
     """Tensors that hold the biases of gate and up, which alternate, and of down, of all experts."""
+    sum_bias: str = ""
+    """The tensor [hidden] that is added to the experts' sum; "" = none."""
     inward: bool = False
     """An expert's weight multiplies its input, not its output."""
     router_norm: Norm | None = None
@@ -101,8 +103,8 @@ class MoE:
     """Ranks hold some experts whole, rather than a share of each. Set by `place_experts`."""
 
     def __post_init__(self) -> None:
-        if not self.gated and (self.fused or self.biases):
-            raise ValueError("MoE: this version has no experts without gates in one tensor, or with biases")
+        if not self.gated and (self.biases or (self.fused and not self.stacked)):
+            raise ValueError("MoE: experts without gates have no biases, and are in one tensor only if they are stacked")
         if (self.table and self.scores != "sqrtsoftplus") or bool(self.table) != (self.table_rows > 0):
             raise ValueError("MoE: a table has rows, and requires sqrtsoftplus")
         if self.result_norm is not None and (self.biases or self.inward):
@@ -152,6 +154,8 @@ class MoE:
                     more[key]["bias"] = vector(f"{at}{name}.bias", shape[0])
         if self.expert_scale:
             more["expert_scale"] = {"weight": vector(f"{at}{self.expert_scale}", self.experts, fill="ones")}
+        if self.sum_bias:
+            more["sum_bias"] = {"bias": vector(f"{at}{self.sum_bias}", hidden)}
         for key, norm in self.norms.items():
             if norm is not None:
                 more[key] = norm.weights(at)
@@ -200,8 +204,8 @@ class MoE:
         """outputs, inputs: of an expert's matrix in the fused tensor, each of which holds two of the sources, or one."""
         if self.fused is None:
             return weight
-        if len(self.fused) == 3:
-            names = self.fused[:2] if which == 0 else self.fused[2:]
+        if len(self.fused) == 3 or self.stacked:
+            names = self.fused[:-1] if which == 0 else self.fused[-1:]
             if self.stacked:
                 stored = (self.experts * self.inner, inputs if which == 0 else outputs)
                 return attach_views(weight, [
