@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from keye import Keye, Keye15, published
 from seeing_parts import HALVES, MROPE, QWEN, SIGLIP, Seeing, config
 
 SHOWN = ("<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>")
@@ -76,4 +77,18 @@ PACKED: dict[str, Seeing] = {
         {"size": {"height": 16, "width": 16}, "crop_to_patches": True, "max_patches": 4}, ("image_grid_hw",), published=nano_vl,
         said=nano_tiles, engine={"mamba_block_size": 32, "num_gpu_blocks_override": 200},
     ),
+    **{
+        name: Seeing(
+            config(
+                "PaddleOCRVLConfig",
+                {"head_dim": 12, "rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]}, "rms_norm_eps": 1e-6},
+                {**SIGLIP, "image_size": 24, "model_type": "paddleocr_vl_vision"}, "<|image_pad|>",
+            ),
+            *SHOWN, "PaddleOCRVLImageProcessorPil", PIXELS, ("image_grid_thw",), writer="PaddleOCRVLProcessor", build=build,
+            published=lambda said, made=made: published(said, made),
+        )
+        for name, build, made in (
+            ("keye", Keye, "KeyeForConditionalGeneration"), ("keye-1.5", Keye15, "KeyeVL1_5ForConditionalGeneration"),
+        )
+    },
 }  # fmt: skip

@@ -225,6 +225,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "JinaEmbeddingsV3ForSequenceClassification": f"{_FAMILIES}.jina_v3:jina_v3_classifier",
     "JinaEmbeddingsV3Model": f"{_FAMILIES}.jina_v3:jina_v3",
     "JinaEmbeddingsV5Model": f"{_FAMILIES}.jina_v5:jina_v5",
+    "KeyeForConditionalGeneration": f"{_FAMILIES}.keye:keye",
+    "KeyeVL1_5ForConditionalGeneration": f"{_FAMILIES}.keye:keye_1_5",
     "Kimi_K25ForConditionalGeneration": f"{_FAMILIES}.kimi_vl:kimi_k25",
     "KimiK25ForConditionalGeneration": f"{_FAMILIES}.kimi_vl:kimi_k25",
     "KimiK2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.errors import UnsupportedModelError
-from thalweg.media.processors.base import FILE, ImageProcessor, Size, View, check_shape, outer, settings, shuffle, token, vision
+from thalweg.media.processors.base import (
+    FILE,
+    ImageProcessor,
+    Size,
+    View,
+    check_shape,
+    outer,
+    settings,
+    shuffle,
+    three,
+    token,
+    vision,
+)
 from thalweg.media.processors.qwen_vl import MEAN, STD
 from thalweg.media.processors.tiles import TiledImages
 
@@ -121,23 +133,22 @@ def nemotron_nano_vl(config: Config, said: Config) -> NemotronTiles:
         said, "image_size", high=1 << 14, default=integer(outer(config), "force_image_size", default=512), where=FILE
     )
     most = integer(said, "max_num_tiles", high=64, default=12, where=FILE)
-    return NemotronTiles(side=side, least=1, most=most, classes=False, **_shared(config, said))
+    return NemotronTiles(side=side, least=1, most=most, classes=False, **_read_shared(config, said))
 
 
 def nemotron_omni(config: Config, said: Config) -> NemotronOmni:
     """The number of patches is limited by `max_model_len` of the file too. Images are resized in 8 bits."""
-    shared = _shared(config, said)
+    shared = _read_shared(config, said)
     least = integer(said, "min_num_patches", high=1 << 20, default=1024, where=FILE)
     most = integer(said, "max_num_patches", low=0, high=1 << 20, default=13_312, where=FILE)
     context = (integer(said, "max_model_len", low=5, default=16_384, where=FILE) - 4) * shared["merge"] ** 2
     return NemotronOmni(least=least, most=max(min(context, most or context), least), **shared)
 
 
-def _shared(config: Config, said: Config) -> dict[str, Any]:
+def _read_shared(config: Config, said: Config) -> dict[str, Any]:
     seen = canonical_vision(vision(config))
-    stated = {f"image_{key.removeprefix('norm_')}": said[key] for key in ("norm_mean", "norm_std") if key in said}
     return {
         "token": token(config), "patch": integer(seen, "patch_size", high=1 << 10, default=16), "marker": "<image>",
         "merge": shuffle(outer(config), "downsample_ratio"), "first": prefix_rows(seen), "table": table_side(seen),
-        **settings({**said, **stated}, mean=MEAN, std=STD),
+        **settings(said, mean=three(said, "norm_mean", MEAN), std=three(said, "norm_std", STD)),
     }  # fmt: skip

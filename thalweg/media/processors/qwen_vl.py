@@ -11,6 +11,7 @@ import msgspec
 
 from thalweg.checkpoint.config import BESIDE, Config, integer
 from thalweg.media.processors.base import (
+    HALF,
     ImageProcessor,
     Size,
     View,
@@ -129,17 +130,22 @@ class PaddleOCR(Glm4v, frozen=True, kw_only=True):
         return width, height
 
 
-def paddleocr_vl(config: Config, said: Config) -> PaddleOCR:
+def keye(config: Config, said: Config) -> PaddleOCR:
+    return paddleocr_vl(config, said, 151_655, (HALF, HALF))
+
+
+def paddleocr_vl(config: Config, said: Config, default: int = 100_295, shades: Any = (MEAN, STD)) -> PaddleOCR:
+    """default: of `image_token_id`. shades: mean and standard deviation, where the file has none."""
     seen = vision(config)
     size = read_size(said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536})
     patch = edge(seen, "patch_size", 14)
     return PaddleOCR(
-        token=token(config, 100_295), patch=patch, merge=integer(seen, "spatial_merge_size", high=16, default=2), frames=1,
+        token=token(config, default), patch=patch, merge=integer(seen, "spatial_merge_size", high=16, default=2), frames=1,
         least=integer(said, "min_pixels", default=size.get("shortest_edge", 384 * 384)),
         most=integer(said, "max_pixels", default=size.get("longest_edge", 1536 * 1536)),
         side=edge(seen, "image_size", 384) // patch,
         head_dim=integer(seen, "hidden_size", default=1152) // integer(seen, "num_attention_heads", default=16),
-        **settings(said, mean=MEAN, std=STD),
+        **settings(said, mean=shades[0], std=shades[1]),
     )  # fmt: skip
 
 
