@@ -66,6 +66,7 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "rwkv-4": (transformers.RwkvConfig, {"intermediate_size": 96, "num_hidden_layers": 3}),
     "openai-gpt": (transformers.OpenAIGPTConfig, {}),
     "xglm": (transformers.XGLMConfig, {"ffn_dim": 80, "pad_token_id": 0}),
     "zamba2": (

@@ -84,6 +84,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "layer_norm_epsilon": "layer_norm_eps",
     },
     "xglm": {"d_model": "hidden_size", "attention_heads": "num_attention_heads", "num_layers": "num_hidden_layers"},
+    "rwkv": {"context_length": "max_position_embeddings"},
     "bailing_hybrid": _KIMI,
     "kimi_linear": _KIMI,
     "whisper": _WHISPER,
@@ -109,6 +110,8 @@ _WAV2VEC = {
 ABSENT: Mapping[str, Mapping[str, Any]] = {
     "mamba": _ENDLESS,
     "mamba2": _ENDLESS,
+    "rwkv": _ENDLESS,
+    "rwkv7": _ENDLESS,
     "falcon_mamba": _ENDLESS,
     "bloom": {"max_position_embeddings": 2048},
     **{name: {"max_position_embeddings": 512} for name in ("mt5", "switch_transformers", "t5", "umt5")},

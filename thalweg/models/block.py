@@ -42,6 +42,7 @@ from thalweg.models.layers.pooled_keys import PooledKeys, PooledSparseAttention
 from thalweg.models.layers.residual_blocks import DepthAttention
 from thalweg.models.layers.residual_gate import ResidualGate
 from thalweg.models.layers.rglru import GatedRecurrence
+from thalweg.models.layers.rwkv import AverageMix, ChannelMix, DeltaMix
 from thalweg.models.layers.short_conv import ShortConv
 from thalweg.models.layers.shortcut import ShortcutExperts
 from thalweg.models.layers.sparse import SparseGatedMLP
@@ -50,9 +51,12 @@ from thalweg.models.layers.xielu import XieluMLP
 
 MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.Attention: Attention,
+    spec.AverageMix: AverageMix,
     spec.BlockSparseAttention: BlockSparseAttention,
+    spec.ChannelMix: ChannelMix,
     spec.CompressedAttention: CompressedAttention,
     spec.CrossAttention: CrossAttention,
+    spec.DeltaMix: DeltaMix,
     spec.DeltaNet: GatedDeltaNet,
     spec.DifferentialAttention: DifferentialAttention,
     spec.DisentangledAttention: DisentangledAttention,

@@ -59,6 +59,8 @@ class Flow:
     """[rows, hidden]: embeddings of token distances, in models whose layers read them."""
     carried: Array | None = None
     """[T, hidden]: an MoE output that a later layer adds."""
+    first_values: Array | None = None
+    """[T, inner]: the values of the first layer, which later ones mix with theirs (RWKV-7)."""
     chosen: Array | None = None
     """i32[N, top], of steps with `Sparse`: the indices from the last layer with an indexer."""
     closed: dict[int, ClosedWindows] = field(default_factory=dict)

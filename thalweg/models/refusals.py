@@ -13,6 +13,9 @@ from typing import Any
 from thalweg.errors import ConfigError
 from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.spec import (
+    AverageMix,
+    ChannelMix,
+    DeltaMix,
     DifferentialAttention,
     GatedRecurrence,
     GatedStreams,
@@ -53,6 +56,7 @@ TENSOR = (
         "differential", "its heads are subtracted from each other, and not divided among ranks",
         lambda p: isinstance(p, DifferentialAttention),
     ),
+    Refusal("rwkv", "its states are not divided among ranks", lambda p: isinstance(p, AverageMix | ChannelMix | DeltaMix)),
     Refusal("rglru", "its gates are not divided among ranks", lambda p: isinstance(p, GatedRecurrence)),
 )  # fmt: skip
 """For tensor parallelism."""
@@ -67,6 +71,7 @@ STAGE = (
         "cross", "its layers read an encoder that runs inside the step",
         lambda p: isinstance(p, PatchSource | SpeechEncoder | SwinSource | TextEncoder | TileSource),
     ),
+    Refusal("rwkv", "its layers read the values of the first one", lambda p: isinstance(p, DeltaMix)),
     Refusal("shortcut", "outputs of its experts skip layers", lambda p: isinstance(p, ShortcutMoE)),
     Refusal("attention", "layers read the cache of an earlier layer", lambda p: getattr(p, "reads", None) is not None),
     Refusal(

@@ -385,6 +385,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "RoFormerForSequenceClassification": f"{_FAMILIES}.roformer:roformer_classifier",
     "RoFormerForTokenClassification": f"{_FAMILIES}.roformer:roformer_of_tokens",
     "RoFormerModel": f"{_FAMILIES}.roformer:roformer",
+    "RWKV7ForCausalLM": f"{_FAMILIES}.rwkv:rwkv7",
+    "RwkvForCausalLM": f"{_FAMILIES}.rwkv:rwkv4",
     "RWForCausalLM": f"{_FAMILIES}.falcon:refined_web",
     "SarvamMLAForCausalLM": f"{_FAMILIES}.deepseek:sarvam_mla",
     "SarvamMoEForCausalLM": f"{_FAMILIES}.bailing:sarvam_moe",

@@ -9,6 +9,7 @@ from torch import Tensor
 from thalweg.hal.op import Kernel
 from thalweg.hal.ops.conv import convolve
 from thalweg.hal.ops.delta import rule_in_place
+from thalweg.hal.ops.rwkv import average_in_place, general_rule_in_place
 from thalweg.hal.ops.ssm import linear_in_place, scan_in_place, ssd_in_place
 
 
@@ -30,5 +31,7 @@ RECURRENCE = (
     Kernel("channel_delta_rule", "in-place", _rule, batch_invariant=True),
     Kernel("selective_scan", "in-place", scan_in_place, batch_invariant=True),
     Kernel("linear_scan", "in-place", linear_in_place, batch_invariant=True),
+    Kernel("decaying_average", "in-place", average_in_place, batch_invariant=True),
+    Kernel("general_delta_rule", "in-place", general_rule_in_place, batch_invariant=True),
     Kernel("ssd_scan", "in-place", ssd_in_place, batch_invariant=True),
 )

@@ -24,14 +24,16 @@ from thalweg.hal.ops.moe import experts, route
 from thalweg.hal.ops.norm import add_rms_norm, layer_norm, rms_norm
 from thalweg.hal.ops.pool import max_pool, mean_pool
 from thalweg.hal.ops.rope import rope
+from thalweg.hal.ops.rwkv import decaying_average, general_delta_rule
 from thalweg.hal.ops.sampling import draw, logprobs, sample, truncate
 from thalweg.hal.ops.ssm import gated_group_norm, linear_scan, selective_scan, ssd_scan
 
 __all__ = [
     "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "block_attention", "block_top", "causal_conv",
     "channel_delta_gates", "channel_delta_rule", "chosen_attention", "compressed_attention", "cross_attention",
-    "cross_weights", "cross_write", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed", "experts",
-    "gated_group_norm", "gated_rms_norm", "head_linear", "history_write", "hyper_weights", "index_top", "index_write",
+    "cross_weights", "cross_write", "decaying_average", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed", "experts",
+    "gated_group_norm", "gated_rms_norm",
+    "general_delta_rule", "head_linear", "history_write", "hyper_weights", "index_top", "index_write",
     "layer_norm", "linear", "linear_argmax", "linear_scan", "logit_bias", "logprobs", "lora_add", "lora_experts",
     "lora_rescale", "lora_rows", "max_pool", "mean_pool", "newest_tokens", "owned_blocks", "pair_inputs", "penalties",
     "pool_windows", "resolve_tokens",
@@ -47,6 +49,7 @@ def all_ops() -> dict[str, Op]:
         bad_words, logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_rows,
         lora_add, lora_experts, lora_rescale, layer_norm, activation, mean_pool, max_pool, causal_conv, delta_gates, delta_rule,
         gated_rms_norm, sigmoid_mul, head_linear, selective_scan, ssd_scan, linear_scan, gated_group_norm,
+        decaying_average, general_delta_rule,
         cross_write, cross_attention, cross_weights,
         index_write, index_top, chosen_attention, block_top, block_attention, channel_delta_gates, channel_delta_rule,
         verify_drafts,

@@ -66,7 +66,7 @@ def scan_in_place(
     far, wide = steps(step, bias), x.to(torch.float32)
     more, rate = far * wide, -torch.exp(log_rate).T
     b, c = (t.to(torch.float32).unsqueeze(-1) for t in (b, c))
-    out, walk = [], _Walk(held, *batch)
+    out, walk = [], StateWalk(held, *batch)
     for t in range(x.shape[0]):
         state = walk.enter(t) * exponential(rate * far[t]) + b[t] * more[t]
         out.append((state * c[t]).sum(0))
@@ -120,7 +120,7 @@ def ssd_in_place(
     wide = x.to(torch.float32)
     more, groups = far.unsqueeze(-1) * wide, x.shape[1] // b.shape[1]
     b, c = (t.to(torch.float32).repeat_interleave(groups, dim=1).unsqueeze(-1) for t in (b, c))
-    out, walk = [], _Walk(held, *batch)
+    out, walk = [], StateWalk(held, *batch)
     for t in range(x.shape[0]):
         state = walk.enter(t) * decay[t, :, None, None] + b[t] * more[t].unsqueeze(1)
         out.append((state * c[t]).sum(1))
@@ -135,7 +135,7 @@ def ssd_steps(step: Tensor, log_rate: Tensor, bias: Tensor, low: float, high: fl
     return far, exponential(-torch.exp(log_rate) * far)
 
 
-class _Walk:
+class StateWalk:
     """From a token's state to the next one's. A block is read before its sequence's first token, and then only that sequence
     writes it."""
 
@@ -175,7 +175,7 @@ def linear_scan(
 
 def linear_in_place(x: Tensor, decay: Tensor, held: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
     """`linear_scan`, writing to `held`. batch: the last five arguments of the op."""
-    out, walk = [], _Walk(held, *batch)
+    out, walk = [], StateWalk(held, *batch)
     for t in range(x.shape[0]):
         state = walk.enter(t) * decay[t] + x[t]
         out.append(state[0])

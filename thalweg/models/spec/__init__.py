@@ -55,6 +55,7 @@ from thalweg.models.spec.residual_blocks import DepthAttention, ResidualBlocks
 from thalweg.models.spec.residual_gate import ResidualGate
 from thalweg.models.spec.rglru import GatedRecurrence
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, describe_stretch, rope_type
+from thalweg.models.spec.rwkv import AverageMix, ChannelMix, DeltaMix
 from thalweg.models.spec.sam import ClipReaderSpec, QueryEncoderSpec, SamSpec
 from thalweg.models.spec.short_conv import ShortConv
 from thalweg.models.spec.shortcut import ShortcutMoE
@@ -80,9 +81,11 @@ __all__ = [
     "Attention",
     "AttentionPoolSpec",
     "AudioSpec",
+    "AverageMix",
     "BlockSparseAttention",
     "CTCHead",
     "CausalAudioSpec",
+    "ChannelMix",
     "ClipReaderSpec",
     "CompressedAttention",
     "ConformerSource",
@@ -92,6 +95,7 @@ __all__ = [
     "DaViTSpec",
     "DaViTStage",
     "DelayMLP",
+    "DeltaMix",
     "DeltaNet",
     "DepthAttention",
     "DifferentialAttention",
