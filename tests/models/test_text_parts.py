@@ -15,7 +15,7 @@ import transformers
 from rig import Rig
 from safetensors.torch import load_file, save_file
 from test_families import greedy, prompts
-from zoo import SMALL, make_checkpoint, spread
+from zoo import ALL, SMALL, make_checkpoint, spread
 from zoo_more import GEMMA4_ROPES, GEMMA4_TYPES
 
 from thalweg.checkpoint.config import read_config
@@ -123,6 +123,30 @@ SEEING: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
             "mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse"],
         },
         {"hidden_size": 16, "intermediate_size": 24, "depth": 1, "num_heads": 2, "patch_size": 4, "out_hidden_size": 48},
+    ),
+    "dots3-note": (
+        functools.partial(transformers.Dots3NoteConfig, audio_config={
+            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "feature_size": 16,
+            "downsample_hidden_size": 4, "adapter_input_size": 16, "adapter_out_dim": 48}),
+        {**ALL["dots3-note"][1], "model_type": "dots3_note_text"},
+        {
+            "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 24, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "mlp_layer_types": ["dense"], "adapter_in_dim": 16, "adapter_out_dim": 48,
+        },
+    ),
+    "lfm3-vl": (
+        transformers.Lfm3VlConfig,
+        {
+            "num_hidden_layers": 5, "sliding_window": 9, "conv_L_cache": 3, "model_type": "lfm3", "tie_word_embeddings": False,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+        },
+        {
+            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "patch_size": 4, "layer_types": ["conv", "full_attention"],
+        },
     ),
     "muse-glimmer": (
         transformers.MuseGlimmerConfig,

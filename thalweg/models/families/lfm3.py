@@ -1,4 +1,4 @@
-"""LFM3: LFM2 with windows on some attention layers, a norm after each part, and a sigmoid gate for each head."""
+"""LFM3, and LFM3-VL for text: LFM2 with windows on some attention layers, a norm after each part, a sigmoid gate per head."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from thalweg.models.families.common import (
     rope,
 )
 from thalweg.models.families.mamba import taps
+from thalweg.models.families.multimodal import blind
 from thalweg.models.spec import Attention, HeadNorm, Layer, ModelSpec, Names, Norm, Norms, ShortConv
 
 ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
 }
+
+
+def lfm3_vl(config: Config) -> ModelSpec:
+    return blind(lfm3(config))
 
 
 def lfm3(config: Config) -> ModelSpec:

@@ -186,7 +186,7 @@ class Attention:
                     f"{at}{rows.name}.weight", (source.shape[0] // rows.run * rows.every, hidden), first=rows.first,
                     run=rows.run, every=rows.every,
                 )
-                for rows, source in zip(self.rows, weight.sources, strict=True)
+                for rows, source in zip(self.rows + (None,) * bool(self.gate), weight.sources, strict=True)
             )  # fmt: skip
             made["qkv"]["weight"] = replace(
                 weight, sources=tuple(replace(s, within=v) for s, v in zip(weight.sources, views, strict=True))
@@ -219,7 +219,7 @@ _CONFLICTS: tuple[tuple[Callable[[Attention], bool], str], ...] = (
         "low-rank additions are of separate q, k and v without gates",
     ),
     (
-        lambda a: any(a.rows) and (bool(a.fused or a.gate or a.bias or a.inputs) or a.reads is not None),
+        lambda a: any(a.rows) and (bool(a.fused or a.bias or a.inputs) or a.reads is not None),
         "mixed rows are of q, k and v without biases",
     ),
     (lambda a: bool(a.gate) and (a.gated or bool(a.fused)), "a gate matrix requires separate tensors of q, k and v"),
