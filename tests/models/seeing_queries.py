@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import transformers
-from seeing_parts import CLIP, IDEFICS, IDS, TEXT, Seeing, config
+from ovis2_5 import Ovis2_5, OvisConfig
+from seeing_parts import CLIP, HALVES, IDEFICS, IDS, TEXT, Seeing, config
 
 BLIP = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
@@ -13,6 +16,23 @@ PERCEIVER = {
     "hidden_size": 48, "rms_norm_eps": 1e-5, "resampler_n_latents": 5, "resampler_depth": 2, "resampler_n_heads": 4,
     "resampler_head_dim": 10, "num_key_value_heads": 2,
 }  # fmt: skip
+
+NAVIT = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 24,
+    "patch_size": 4, "num_patches": -1, "hidden_stride": 2, "layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh",
+    "model_type": "siglip2_navit", "temporal_patch_size": 1, "window_size": 112, "fullatt_block_indexes": None,
+    "use_rope": True, "preserve_original_pe": True,
+}  # fmt: skip
+OVIS_LIMITS = {"min_pixels": 256, "max_pixels": 4096}
+OVIS_MARKS = [IDS["<|image_pad|>"], IDS["<|vision_start|>"], IDS["<|vision_end|>"]]
+
+
+def ovis2_5(said: dict[str, Any]) -> dict[str, Any]:
+    """Its decoder's settings are a part of those of the whole."""
+    keys = ("architectures", "vit_config", "visual_vocab_size", "hidden_size")
+    text = {k: v for k, v in said.items() if k not in ("architectures", "vit_config", "visual_vocab_size", "marks")}
+    return {**{k: said[k] for k in keys}, "model_type": "ovis2_5", "llm_config": {**text, "model_type": "qwen3"}}
+
 
 QUERIES: dict[str, Seeing] = {
     "video-llava": Seeing(
@@ -33,6 +53,26 @@ QUERIES: dict[str, Seeing] = {
             },
         ),
         "<image>", "<image>", "BlipImageProcessorPil", {"size": {"height": 28, "width": 28}},
+    ),
+    "ovis2.5": Seeing(
+        lambda: OvisConfig(
+            **TEXT, vit_config=NAVIT, visual_vocab_size=44, marks=OVIS_MARKS, architectures=["Ovis2_5"],
+            tie_word_embeddings=False,
+        ),
+        "<|image_pad|>", "<image>", "Qwen2VLImageProcessorPil",
+        {"patch_size": 4, "temporal_patch_size": 1, **OVIS_LIMITS, **HALVES}, ("image_grid_thw",),
+        published=ovis2_5, build=Ovis2_5, said=lambda said: {**HALVES, **OVIS_LIMITS, "size": {"height": 24, "width": 24}},
+        renamed=(("model.", "llm.model."), ("lm_head.", "llm.lm_head.")),
+    ),
+    "ovis2.6": Seeing(
+        lambda: OvisConfig(
+            **TEXT, vit_config={**NAVIT, "num_patches": 49}, visual_vocab_size=44, marks=OVIS_MARKS,
+            architectures=["Ovis2_6ForCausalLM"], tie_word_embeddings=False,
+        ),
+        "<|image_pad|>", "<image>", "Qwen2VLImageProcessorPil",
+        {"patch_size": 4, "temporal_patch_size": 1, **OVIS_LIMITS, **HALVES}, ("image_grid_thw",),
+        published=ovis2_5, build=Ovis2_5, said=lambda said: {**HALVES, **OVIS_LIMITS, "size": {"height": 24, "width": 24}},
+        renamed=(("model.", "llm.model."), ("lm_head.", "llm.lm_head.")),
     ),
     "idefics2": Seeing(
         config("Idefics2Config", {"model_type": "mistral", "sliding_window": None}, IDEFICS, "<image>",

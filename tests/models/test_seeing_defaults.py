@@ -47,6 +47,27 @@ def test_absent_keys_of_encoders_have_the_defaults_of_transformers(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    ("size", "fitted"),
+    [
+        ((20, 3), (1184, 192)),
+        ((3, 20), (192, 1184)),
+        ((1, 1), (448, 448)),
+        ((31, 640), (128, 2048)),
+        ((5000, 4000), (1728, 1376)),
+    ],
+)
+def test_ovis_2_5_resizes_images_as_its_authors(size: tuple[int, int], fitted: tuple[int, int]) -> None:
+    """Numbers of `smart_resize` in their code, for patches of 16 pixels."""
+    from thalweg.media.processors.ovis2_5 import LEAST, MOST, Ovis25
+
+    ours = Ovis25(
+        token=1, patch=16, merge=2, frames=1, least=LEAST, most=MOST, head_dim=72, side=32, mean=(0.5,) * 3, std=(0.5,) * 3,
+        scale=1 / 255, resample=3,
+    )  # fmt: skip
+    assert ours.views(*size)[0].sizes == (fitted,)
+
+
 def test_a_prompt_of_blip_2_begins_with_its_image() -> None:
     """Then come the first token of texts, and the text, as `Blip2Processor` orders them."""
     from thalweg.media.processors.blip_2 import Blip2

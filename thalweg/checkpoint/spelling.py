@@ -210,6 +210,8 @@ RETRIEVER = "vlm_config"
 
 TEXT = ("llm_config",)
 """Other names of `text_config`."""
+VISION = ("vit_config",)
+"""Other names of `vision_config`."""
 TIED_INSIDE = ("llava_onevision",)
 """model_types with tie_word_embeddings possibly only in the text part."""
 
@@ -234,6 +236,9 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     for other in TEXT:
         if isinstance(config.get(other), dict) and config.get("text_config") is None:
             config = {"text_config": config[other], **{k: v for k, v in config.items() if k not in (other, "text_config")}}
+    for other in VISION:
+        if isinstance(config.get(other), dict) and config.get("vision_config") is None:
+            config = {"vision_config": config[other], **{k: v for k, v in config.items() if k not in (other, "vision_config")}}
     if config.get("model_type") == "canary" and isinstance(config.get("decoder_config"), dict):
         config = {"text_config": config["decoder_config"], **{k: v for k, v in config.items() if k != "decoder_config"}}
     if config.get("model_type") == "t5gemma" and isinstance(config.get("decoder"), dict):

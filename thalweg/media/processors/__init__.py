@@ -35,6 +35,7 @@ from thalweg.media.processors.minicpm_v_2 import MiniCpmV2, minicpm_v_2
 from thalweg.media.processors.mllama import Mllama, mllama
 from thalweg.media.processors.nemotron_vl import NemotronOmni, NemotronTiles, nemotron_nano_vl, nemotron_omni
 from thalweg.media.processors.ovis2 import Ovis2, ovis2
+from thalweg.media.processors.ovis2_5 import MARKS, Ovis25, ovis2_5
 from thalweg.media.processors.paligemma import colpali, paligemma
 from thalweg.media.processors.phi3_v import Phi3V, phi3_v
 from thalweg.media.processors.phi4_multimodal import Phi4Multimodal, phi4_multimodal
@@ -104,6 +105,7 @@ Processor = (
     | NemotronOmni
     | NemotronTiles
     | Ovis2
+    | Ovis25
     | Phi4Multimodal
     | Trocr
     | AyaVision
@@ -187,6 +189,9 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "NemotronH_Omni_Reasoning_V3": nemotron_omni,
     "NemotronH_Super_Omni_Reasoning_V3": nemotron_omni,
     "Ovis2ForConditionalGeneration": ovis2,
+    "Ovis2_5": ovis2_5,
+    "Ovis2_6ForCausalLM": ovis2_5,
+    "Ovis2_6_MoeForCausalLM": ovis2_5,
     "PaddleOCRVLForConditionalGeneration": paddleocr_vl,
     "PaliGemmaForConditionalGeneration": paligemma,
     "Phi3VForCausalLM": phi3_v,
@@ -220,13 +225,17 @@ NEMOTRON = (
     "NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "NemotronH_Omni_Reasoning_V3",
     "NemotronH_Super_Omni_Reasoning_V3",
 )  # fmt: skip
+OVIS = ("Ovis2_5", "Ovis2_6ForCausalLM", "Ovis2_6_MoeForCausalLM")
 WRITTEN: Mapping[str, str] = {
     **dict.fromkeys(("InternVLChatModel", "SkyworkR1VChatModel"), "<IMG_CONTEXT>"),
     **dict.fromkeys(("MiniCPMO", "MiniCPMV"), "<unk>"),
     "DeepseekOCRForCausalLM": "<image>",
     **dict.fromkeys(NEMOTRON, "<image>"),
+    **dict.fromkeys(OVIS, MARKS["image_token_id"]),
 }
 """Architecture -> text of the placeholder token, where the configuration does not name its id."""
+WRITTEN_MORE: Mapping[str, Mapping[str, str]] = dict.fromkeys(OVIS, MARKS)
+"""The same of several tokens, by the keys of their ids."""
 
 
 def processor(config: Config, path: Path, others: Collection[str] = ()) -> Processor | None:
@@ -240,7 +249,9 @@ def processor(config: Config, path: Path, others: Collection[str] = ()) -> Proce
     if said is None:
         return None
     if (name := WRITTEN.get(architecture(config))) is not None:
-        config = {**config, BESIDE: {**outer(config), "image_token_id": token_id(folder(path), name)}}
+        names = WRITTEN_MORE.get(architecture(config), {"image_token_id": name})
+        ids = {key: token_id(folder(path), each) for key, each in names.items()}
+        config = {**config, BESIDE: {**outer(config), **ids}}
     if isinstance(own := said.get("media_proc_cfg"), dict):  # Kimi's authors keep them in a nested object
         said = {**said, **own}
     settings = _TrackedSettings({**said, **config.get("mm_processor_kwargs", {})})
