@@ -109,6 +109,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "DeciLMForCausalLM": f"{_FAMILIES}.deci:deci",
     "DeepseekForCausalLM": f"{_FAMILIES}.deepseek:deepseek",
     "DeepseekOCRForCausalLM": f"{_FAMILIES}.deepseek_ocr:deepseek_ocr",
+    "DeepseekOCR2ForCausalLM": f"{_FAMILIES}.deepseek_ocr2:deepseek_ocr2_chat",
     "DeepseekOcr2ForConditionalGeneration": f"{_FAMILIES}.deepseek_ocr2:deepseek_ocr2",
     "DeepseekV2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v2",
     "DeepseekV32ForCausalLM": f"{_FAMILIES}.deepseek_v32:deepseek_v32",

@@ -54,7 +54,16 @@ from thalweg.media.processors.qwen_vl import (
     qwen2_vl,
     qwen3_vl,
 )
-from thalweg.media.processors.sam import DeepseekOcr, DeepseekOcr1, GotOcr, deepseek_ocr, deepseek_ocr2, got_ocr2
+from thalweg.media.processors.sam import (
+    DeepseekOcr,
+    DeepseekOcr1,
+    GotOcr,
+    PaddedOcr,
+    deepseek_ocr,
+    deepseek_ocr2,
+    deepseek_ocr2_chat,
+    got_ocr2,
+)
 from thalweg.media.processors.tiles import (
     AyaVision,
     CommandAVision,
@@ -109,6 +118,7 @@ Processor = (
     | Phi4Multimodal
     | Trocr
     | AyaVision
+    | PaddedOcr
     | PaddleOCR
     | Phi3V
     | Pixtral
@@ -141,6 +151,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Cosmos3EdgeForConditionalGeneration": cosmos3_edge,
     "Cosmos3ForConditionalGeneration": qwen3_vl,
     "Cosmos3OmniForConditionalGeneration": qwen3_vl,
+    "DeepseekOCR2ForCausalLM": deepseek_ocr2_chat,
     "DeepseekOCRForCausalLM": deepseek_ocr,
     "DeepseekOcr2ForConditionalGeneration": deepseek_ocr2,
     "DeepseekVLForConditionalGeneration": deepseek_vl,
@@ -229,6 +240,7 @@ OVIS = ("Ovis2_5", "Ovis2_6ForCausalLM", "Ovis2_6_MoeForCausalLM")
 WRITTEN: Mapping[str, str] = {
     **dict.fromkeys(("InternVLChatModel", "SkyworkR1VChatModel"), "<IMG_CONTEXT>"),
     **dict.fromkeys(("MiniCPMO", "MiniCPMV"), "<unk>"),
+    "DeepseekOCR2ForCausalLM": "<image>",
     "DeepseekOCRForCausalLM": "<image>",
     **dict.fromkeys(NEMOTRON, "<image>"),
     **dict.fromkeys(OVIS, MARKS["image_token_id"]),

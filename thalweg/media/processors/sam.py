@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from thalweg.checkpoint.config import Config, flag, integer
+import msgspec
+
+from thalweg.checkpoint.config import BESIDE, Config, flag, integer
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.processors.base import (
     FILE,
@@ -17,6 +19,7 @@ from thalweg.media.processors.base import (
     cut,
     edge,
     only,
+    outer,
     read_size,
     settings,
     token,
@@ -97,8 +100,8 @@ class DeepseekOcr(GotOcr, frozen=True, kw_only=True):
         return made
 
 
-class DeepseekOcr1(DeepseekOcr, frozen=True, kw_only=True):
-    """The tiles of a row stand beside each other. A learned vector ends each row of vectors, and another one the image."""
+class PaddedOcr(DeepseekOcr, frozen=True, kw_only=True):
+    """Images are fitted and centred as PIL does."""
 
     def fit(self, width: int, height: int) -> Size:
         """As PIL's `ImageOps.contain`."""
@@ -108,6 +111,10 @@ class DeepseekOcr1(DeepseekOcr, frozen=True, kw_only=True):
 
     def offset(self, space: int) -> int:
         return round(space / 2)
+
+
+class DeepseekOcr1(PaddedOcr, frozen=True, kw_only=True):
+    """The tiles of a row stand beside each other. A learned vector ends each row of vectors, and another one the image."""
 
     def _tiling(self, size: Size) -> Size:
         """Columns and rows of tiles. 0, 0: none."""
@@ -162,6 +169,13 @@ def deepseek_ocr2(config: Config, said: Config) -> DeepseekOcr:
         side=integer(said, "tile_size", high=whole, default=768, where=FILE), colour=(colour[0], colour[1], colour[2]),
         least=integer(said, "min_patches", high=most, default=2), most=most, **settings(said, mean=HALF, std=HALF),
     )  # fmt: skip
+
+
+def deepseek_ocr2_chat(config: Config, said: Config) -> PaddedOcr:
+    """Of the authors' format, whose files name the size of the whole image only."""
+    whole = edge(vision(config), "image_size", 1024)
+    around = {**outer(config), "vision_config": {"sam_config": {"image_size": whole}}}
+    return PaddedOcr(**msgspec.structs.asdict(deepseek_ocr2({**config, BESIDE: around}, said)))
 
 
 def deepseek_ocr(config: Config, said: Config) -> DeepseekOcr1:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.checkpoint.config import BESIDE, Config, flag, integer, real, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.families.common import attention, decoder, hidden_size, mlp, pre_norms
+from thalweg.models.families.common import attention, decoder, hidden_size, layer_count, mlp, pre_norms
 from thalweg.models.families.mixtures import mixture, sparse
 from thalweg.models.families.multimodal import seeing
 from thalweg.models.families.towers.common import outer_config, size, vision_config
@@ -29,6 +29,13 @@ INSIDE = (
     ("model.projector.layers.", "model.multi_modal_projector."), ("view_seperator", "view_separator"),
 )  # fmt: skip
 """Names of the authors' files, and of transformers'."""
+SAM, QWEN = "sam_vit_b", "qwen2-0-5b"
+"""Keys of `vision_config.width`."""
+QWEN_SIZES = {
+    "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864,
+    "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+}  # fmt: skip
+"""Those of Qwen2-0.5B, which the authors' code has."""
 SHRUNK = 4
 """Patches along each edge of one vector."""
 
@@ -36,6 +43,33 @@ SHRUNK = 4
 def deepseek_ocr2(config: Config) -> ModelSpec:
     tied = outer_config(config).get("tie_word_embeddings", False)
     return seeing(decode_layers(config, tied), config, tower, inside=INSIDE)
+
+
+def deepseek_ocr2_chat(config: Config) -> ModelSpec:
+    """The format of the authors, which names the width of the second encoder only."""
+    text: Any = config.get("language_config") or {}
+    if not isinstance(text, dict):
+        raise CheckpointError("config.json: language_config: must be an object")
+    config = {**text, **config}
+    if flag(config, "use_mla", False):
+        raise UnsupportedModelError("config.json: use_mla: latent attention is not supported in this family")
+    dense, count = integer(config, "first_k_dense_replace", low=0, default=1), layer_count(config)
+    kinds = ["dense" if i < dense else "sparse" for i in range(count)]
+    said = vision_config(config)
+    widths = said.get("width")
+    eye, reads = (widths.get(key) if isinstance(widths, dict) else None for key in (SAM, QWEN))
+    if not isinstance(eye, dict) or not isinstance(reads, dict):
+        raise CheckpointError(f"config.json: vision_config: width: must have the parts {SAM} and {QWEN}")
+    spelt = {
+        "hidden_size": size(eye, "width", 768), "num_hidden_layers": size(eye, "layers", 12),
+        "num_attention_heads": size(eye, "heads", 12), "image_size": said.get("image_size", 1024),
+        "global_attn_indexes": eye.get("global_attn_indexes", [2, 5, 8, 11]),
+        "downsample_channels": eye.get("downsample_channels", [512, 896]),
+    }  # fmt: skip
+    parts = {"sam_config": spelt, "encoder_config": {**QWEN_SIZES, "hidden_size": size(reads, "dim", 896)}}
+    around = {**outer_config(config), "vision_config": parts}
+    spec = decode_layers({**config, "mlp_layer_types": kinds, "head_dim": None}, tied=False)
+    return seeing(spec, {**config, BESIDE: around}, tower, inside=INSIDE)
 
 
 def decode_layers(config: Config, tied: bool) -> ModelSpec:
