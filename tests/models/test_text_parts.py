@@ -93,6 +93,19 @@ SEEING: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     ),
     "mistral-small": (transformers.Mistral3Config, {"sliding_window": None, "model_type": "mistral"}, PIXTRAL),
     "ministral3": (transformers.Mistral3Config, {"rope_parameters": YARN, "model_type": "ministral3"}, PIXTRAL),
+    "mistral-large-4": (
+        transformers.MistralLarge4Config,
+        {
+            **{key: value for key, value in LATENT.items() if key != "q_lora_rank"}, "num_hidden_layers": 5, "index_topk": 9,
+            "index_n_heads": 16, "index_head_dim": 24, "no_rope_layers": [1, 0, 1, 0, 1], "final_logit_softcapping": 4.0,
+            "indexer_types": ["full", "full", "shared", "full", "full"], "model_type": "mistral_large4_text",
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1000.0, "factor": 16.0, "original_max_position_embeddings": 16,
+                "beta_fast": 4.0, "beta_slow": 0.5, "attention_factor": 1.0,
+            },
+        },
+        PIXTRAL,
+    ),
     "mistral-small-4": (
         transformers.Mistral3Config, {**LATENT, "rope_parameters": YARN, "model_type": "mistral4", "head_dim": 40}, PIXTRAL
     ),

@@ -332,6 +332,7 @@ def spread(model: torch.nn.Module, seed: int) -> None:
         "std_bias",
         "std_scale",
         "put_max",
+        "rotary_emb.alpha",
         "put_min",
     )
     buffers = ((name, b) for name, b in model.named_buffers() if name.endswith(stored))
@@ -346,6 +347,8 @@ def spread(model: torch.nn.Module, seed: int) -> None:
             p.add_(torch.empty_like(p).normal_(0, 0.2, generator=g))  # about where they begin: 1, or 0 where 1 is added
         elif name.endswith(("scale", "layer_scalar")):
             p.uniform_(0.5, 1.5, generator=g)
+        elif name.endswith("rotary_emb.alpha"):
+            p.normal_(0, 0.3, generator=g)
         elif "router.proj" in name:
             p.normal_(0, 8 / p.shape[1] ** 0.5, generator=g)  # what it reads is small, and experts must not be equally good
         elif "conv1d" in name or ".conv.conv" in name:

@@ -41,7 +41,7 @@ from thalweg.models.layers.norm import build_norm
 from thalweg.models.layers.perlayer import LayerInputs
 from thalweg.models.layers.recurrent import Replay
 from thalweg.models.layers.residual_blocks import ResidualBlocks
-from thalweg.models.layers.rotary import cos_sin_table
+from thalweg.models.layers.rotary import ScaledFrequencies, cos_sin_table
 from thalweg.models.layers.speech import SpeechEncoder
 from thalweg.models.layers.text_encoder import TextEncoder
 from thalweg.models.layers.waveform import WaveformEncoder
@@ -84,6 +84,7 @@ STREAMS: Mapping[type, Callable[..., Any]] = {
 _ENDS = (
     _End("distances", lambda s: s.distances, lambda ctx, s, part, w: Distances(ctx, part, w)),
     _End("inputs", lambda s: s.inputs, lambda ctx, s, part, w: LayerInputs(ctx, part, w)),
+    _End("frequencies", lambda s: s.scaled_rope, lambda ctx, s, part, w: ScaledFrequencies(part, w, ctx.max_len)),
     _End("streams", lambda s: s.streams, lambda ctx, s, part, w: STREAMS[type(part)](ctx, part, w)),
     _End("embed_norm", lambda s: s.embed_norm, lambda ctx, s, part, w: build_norm(ctx, part, w)),
     _End("embed_projection", lambda s: s.embed_projection, lambda ctx, s, part, w: Projection(ctx, w)),
@@ -186,6 +187,7 @@ class Decoder:
         self._learned = [AddedEmbedding(ctx, s.learned[i], s.embed_width, each) for i, each in learned.items()]
         ends = _build_ends(ctx, s, weights)
         self._distances, self._inputs, self._streams = ends.get("distances"), ends.get("inputs"), ends.get("streams")
+        self._frequencies = ends.get("frequencies")
         self._embed_norm, self._norm = ends.get("embed_norm"), ends.get("norm")
         self._embed_projection: Projection | None = ends.get("embed_projection")
         self._head: LMHead | None = ends.get("head")
@@ -202,7 +204,7 @@ class Decoder:
             self._text = TextEncoder(replace(ctx, adapters=None), s.text, weights["text"], Block, self.embed)
             ends["text"] = self._text
         self.specs: dict[str, Any] = {
-            "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
+            "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes) if not rope.scaled},
             "layers": {i: block.specs for i, block in self.blocks.items()},
         }
         if self._embed is not None:
@@ -331,6 +333,8 @@ class Decoder:
         adapted: AdapterRows | None, inputs: Array | None = None,
     ) -> Flow:  # fmt: skip
         flow = Flow(batch, list(kv), tables, inputs, laid=laid, adapter_rows=adapted)
+        if self._frequencies is not None:
+            flow.tables, flow.rows = self._frequencies(params["frequencies"], batch.positions)
         if self._distances is not None:
             flow.distances = self._distances(params["distances"])
         self._along_axes(params, flow)

@@ -289,6 +289,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "MistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
     "MistralLarge3ForCausalLM": f"{_FAMILIES}.mistral4:mistral4",
     "MoonshineForConditionalGeneration": f"{_FAMILIES}.moonshine:moonshine",
+    "MistralLarge4ForConditionalGeneration": f"{_FAMILIES}.mistral_large4:mistral_large4",
     "MixtralForCausalLM": f"{_FAMILIES}.mixtral:mixtral",
     "ModernBertForMaskedLM": f"{_FAMILIES}.modernbert:modernbert",
     "MllamaForConditionalGeneration": f"{_FAMILIES}.mllama:mllama",

@@ -36,6 +36,16 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return F.gelu(_apart(x), approximate=approximate)
 
 
+def cosine(x: Tensor) -> Tensor:
+    """cos(x)."""
+    return torch.cos(_apart(x))
+
+
+def sine(x: Tensor) -> Tensor:
+    """sin(x)."""
+    return torch.sin(_apart(x))
+
+
 def tanh(x: Tensor) -> Tensor:
     """The hyperbolic tangent."""
     return torch.tanh(_apart(x))

@@ -16,7 +16,7 @@ from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.attention import grown, select_backend
-from thalweg.models.layers.indexer import Indexer
+from thalweg.models.layers.indexer import Indexer, grow, growth_specs
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import RMSNorm
 from thalweg.models.layers.pooled_index import PooledIndexer
@@ -61,6 +61,8 @@ class LatentAttention:
         self._key_norm = _norm(ctx, spec.rope_dim, spec.eps, weights["key_norm"]) if spec.key_norm else None
         if self._key_norm is not None:
             self.specs["key_norm"] = self._key_norm.specs
+        if spec.softmax_scaling:
+            self.specs["grows"] = growth_specs(weights["grows"])
         self._joint = spec.q_gate
         self._gate, self._per_head = Linear(ctx, weights["gate"]) if spec.gate else None, not spec.gate_values
         if spec.gate or spec.q_gate:
@@ -105,6 +107,8 @@ class LatentAttention:
             q, gates = q.split((self._nope + self._rotary, q.shape[-1] - self._nope - self._rotary), dim=-1)
         if self._grows is not None:
             q = grown(q, flow.batch.positions, *self._grows)
+        if "grows" in p:
+            q = grow(p["grows"], q, flow.batch.positions)
         still, turning = q.split((self._nope, self._rotary), dim=-1)
         if self._key_norm is not None:
             key = self._key_norm(p["key_norm"], key.contiguous())

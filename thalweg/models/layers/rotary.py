@@ -16,7 +16,10 @@ import torch
 
 from thalweg.checkpoint.config import flag, integer, real
 from thalweg.errors import CheckpointError
+from thalweg.hal.ops.pointwise import cosine, sine
+from thalweg.models import spec as declared
 from thalweg.models.spec import rope_type
+from thalweg.models.weights import ParamSpec, Weight
 
 _WHERE = "rope_parameters"
 
@@ -28,6 +31,24 @@ def cos_sin_table(rope: Mapping[str, Any], head_dim: int, trained: int, length: 
     inv_freq, scale = _SCALINGS[rope_type(rope, head_dim)](rope, head_dim, trained, length)
     angle = torch.arange(length, dtype=torch.float32)[:, None] * inv_freq
     return torch.cat([angle.cos() * scale, angle.sin() * scale], dim=-1)
+
+
+class ScaledFrequencies:
+    """Rotary tables of a step where each frequency has a learned factor: computed for its tokens, as no table of all positions
+    is known before the weights are."""
+
+    def __init__(self, rope: declared.Rope, weights: Mapping[str, Any], length: int) -> None:
+        rates, self._scale = _SCALINGS[rope_type(rope.parameters, rope.dim)](rope.parameters, rope.dim, rope.trained, length)
+        self.specs: dict[str, Any] = {
+            "log": ParamSpec(weights["log"], "float32"),
+            "rates": ParamSpec(Weight(()), "float32", make=lambda: rates[None]),
+        }
+
+    def __call__(self, p: Mapping[str, Any], positions: torch.Tensor) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
+        """Of positions i32[T]: tables f32[T, dim] as `Flow.tables` has them, and the row of each token in them."""
+        angle = positions.to(torch.float32)[:, None] * (p["rates"] * torch.exp(p["log"]))
+        table = torch.cat([cosine(angle) * self._scale, sine(angle) * self._scale], dim=-1)
+        return {0: table}, torch.arange(positions.shape[0], dtype=positions.dtype, device=positions.device)
 
 
 Frequencies = tuple[torch.Tensor, float]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.hal.attention import AttnSpec
-from thalweg.models.spec.indexer import Indexer
+from thalweg.models.spec.indexer import Indexer, growth_weights
 from thalweg.models.spec.norm import Norm
 from thalweg.models.spec.pooled_index import PooledIndexer
 from thalweg.models.spec.rope import Rope
@@ -40,6 +40,8 @@ class LatentAttention:
     """Of the projections down to latents, and of the last one."""
     grows: tuple[float, int] | None = None
     """As `Attention.grows`."""
+    softmax_scaling: str = ""
+    """Tensors of two numbers per head: q is multiplied by scale * log(position + 1) + bias; "" = none."""
     top: int = 0
     """Tokens that a token reads at the most; 0 = all."""
     indexer: Indexer | PooledIndexer | None = None
@@ -61,13 +63,14 @@ class LatentAttention:
     def __post_init__(self) -> None:
         if self.rope is not None and self.still:
             raise ValueError("LatentAttention: a part of q turns, or has so many values that do not")
-        if isinstance(self.indexer, Indexer) and self.rope is None:
+        if isinstance(self.indexer, Indexer) and self.indexer.turns == (self.rope is None):
             raise ValueError("LatentAttention: an indexer turns its heads as attention does")
         if self.window and self.top:
             raise ValueError("LatentAttention: layers with a window read all of its tokens")
         if self.q_gate and (self.gate or not self.q_latent):
             raise ValueError("LatentAttention: gates with q read the latent of q, and exclude a gate matrix")
-        if self.indexer is not None and not (self.top and self.q_latent):
+        apart = isinstance(self.indexer, Indexer) and self.indexer.apart
+        if self.indexer is not None and not (self.top and (self.q_latent or apart)):
             raise ValueError("LatentAttention: an indexer reads the latent of q, and chooses so many tokens")
 
     @property
@@ -103,6 +106,8 @@ class LatentAttention:
         }
         if self.q_latent:
             made["q_norm"] = Norm("q_a_layernorm", self.q_latent, self.eps).weights(at)
+        if self.softmax_scaling:
+            made["grows"] = growth_weights(f"{at}{self.softmax_scaling}", self.heads, shard=0)
         if self.key_norm:
             made["key_norm"] = Norm(self.key_norm, self.rope_dim, self.eps).weights(at)
         if self.sinks:

@@ -234,6 +234,8 @@ class ModelSpec:
             raise ValueError("ModelSpec: an embedding that is projected is not the output matrix")
         if self.table_rows and (self.tied or self.table_rows < self.vocab):
             raise ValueError("ModelSpec: an embedding with more rows than the vocabulary is not the output matrix")
+        if self.scaled_rope is not None and len(self.ropes) > 1:
+            raise ValueError("ModelSpec: learned factors of frequencies are those of all rotary positions")
         for i, layer in enumerate(self.layers):
             reads = getattr(layer.mixer, "reads", None)
             if reads is not None and (not 0 <= reads < i or replace(layer.mixer, reads=None) != self.layers[reads].mixer):  # type: ignore[type-var]
@@ -262,6 +264,8 @@ class ModelSpec:
         ):
             if part is not None:
                 made[key] = part.weights(self.root, self.hidden)
+        if (scaled := self.scaled_rope) is not None:
+            made["frequencies"] = {"log": vector(self.root + scaled.scaled, scaled.dim // 2, fill="zeros", dtype="float32")}
         for key, norm in (("embed_norm", self.embed_norm), ("norm", self.norm)):
             if norm is not None:
                 made[key] = norm.weights(self.root)
@@ -384,6 +388,11 @@ class ModelSpec:
             if mixer.rope is not None and mixer.rope not in found:
                 found.append(mixer.rope)
         return tuple(found)
+
+    @property
+    def scaled_rope(self) -> Rope | None:
+        """The rotary positions with learned factors of frequencies."""
+        return next((rope for rope in self.ropes if rope.scaled), None)
 
     @property
     def folders(self) -> tuple[str, ...]:

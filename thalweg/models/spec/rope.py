@@ -52,6 +52,8 @@ class Rope:
     interleaved: bool = False
     keys: tuple[str, ...] = ()
     """Further keys of `rope_parameters` that the family reads (`families.groups.check_rope`)."""
+    scaled: str = ""
+    """The tensor, from the root, with the logarithm of a factor of each frequency; "" = none. A model has one such table."""
     given: bool = False
     """The step has the table, with a row for each token rather than each position."""
     sections: tuple[int, ...] = ()
