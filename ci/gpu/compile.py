@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 import torch
 import triton
-from machine_code import INSTRUCTION, find_early_access, read_usage
+from machine_code import INSTRUCTION, find_early_access, read_reductions, read_usage
 from sizes import WEIGHTS
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from thalweg.backends.triton_kernels import TritonLibrary, library, linear, lora, quantised
+from thalweg.backends.triton_kernels import TritonLibrary, elementwise, library, linear, lora, quantised, rounding
 from thalweg.backends.triton_kernels.cross_compile import target
 from thalweg.backends.triton_kernels.tiles import refuse_dependent_launch, tiles
 from thalweg.hal.attention import AttnSpec, QKPrologue
@@ -51,7 +51,7 @@ MATRIX = {
 SPILLED = 160
 """Bytes (or registers) per thread that may lie in memory."""
 QUICKLY = ("attend[8b decode", "attend[8b mixed", "attend[8b exact", "attend[8b int8 exact mixed", "random True",
-           "product[6144x4096 int4-g128")  # fmt: skip
+           "product[6144x4096 int4-g128", "norm_round[6144x4096 float8", "norm[4096]")  # fmt: skip
 """Launches of --quick, by what their names contain."""
 OPTIONS = (
     "num_warps",
@@ -94,6 +94,8 @@ class Outcome:
     spilled: int = 0
     ahead: int = 0
     """Groups of asynchronous copies that may be on their way while a tile is multiplied (NVIDIA)."""
+    reductions: list[str] = field(default_factory=list)
+    """Elements of each thread, warp and program in a reduction, which decide the order of a sum."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -226,7 +228,7 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
     rows, logits, per_row = meta(seqs, **i32), meta(seqs, VOCAB, dtype=F32), meta(seqs, dtype=F32)
     history, ids = meta(257, 8193, **i32), meta(tokens, **i32)
     match k.op:
-        case "linear" if k.name.removesuffix("-variant") in quantised.FORMATS:
+        case "linear" | "rms_norm_linear" | "act_and_mul_linear" if k.name.removesuffix("-variant") in quantised.FORMATS:
             yield from quantised_calls(k)
         case "lora_rows":
             for name, read in (("", []), (" read", [rows])):
@@ -329,13 +331,35 @@ def qtensor(format: WeightFormat, cols: int, width: int) -> QTensor:
 
 
 def quantised_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
-    """Of a kernel for quantised weights: each format that it supports, in batches that meet its tiles."""
+    """Of a kernel for quantised weights: each format that it supports, in batches that meet its tiles. Where it makes its
+    inputs too, few sizes: products are those of its `linear`."""
+    if k.op != "linear":
+        yield from joined_calls(k)
+        return
     for format in FORMATS:
         for (cols, width), rows in itertools.product(CODED if k.batch_invariant else CODED[:2], BATCHES):
             if k.supports({"weight": format, "dtype": "bfloat16"}) is None:
                 weight = k.pack(qtensor(format, cols, width))
                 label = f"{cols}x{width} {format}{'' if k.batch_invariant else ' variant'} {rows}"
                 yield label, [meta(rows, width), weight], {"act": format.act, "group": format.group}
+
+
+def joined_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+    """Of a kernel that makes the inputs of a linear layer, of an 8B model: norms, and gates of few rows and many."""
+    for format, rows in itertools.product(FORMATS, (1, 64)):
+        facts = {"weight": format, "dtype": "bfloat16", "in_features": 4096, "gate": "silu"}
+        if not k.batch_invariant or k.supports(facts) is not None:
+            continue
+        static = {"act": format.act, "group": format.group}
+        if k.op == "rms_norm_linear":
+            weight = k.pack(qtensor(format, 6144, 4096))
+            for residual in (None, meta(rows, 4096)):
+                label = f"6144x4096 {format} {rows}{' first' if residual is None else ''}"
+                yield label, [meta(rows, 4096), residual, meta(4096), weight], {"eps": 1e-5} | static
+            continue
+        weight = k.pack(qtensor(format, 4096, 14336))
+        for gate in ("silu", f"{CLAMP}10"):
+            yield f"4096x14336 {format} {rows} {gate}", [meta(rows, 2 * 14336), weight], {"gate": gate} | static
 
 
 def expert_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
@@ -449,6 +473,7 @@ def compile_one(launch: Launch, arch: str) -> Outcome:
     found = [m for m in ("wgmma", "tcgen05.mma", "mma.sync", "v_mfma", "v_wmma") if m in text]
     out.matrix = ",".join(found)
     out.instructions = sorted({"".join(found) for found in INSTRUCTION.findall(text)})
+    out.reductions = read_reductions(made.asm["ttgir"])
     out.registers, out.spilled = read_usage(made.asm)
     out.ahead = max(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", text)), default=0)
     want = expected(launch, arch)
@@ -487,6 +512,14 @@ def alike(outcomes: list[Outcome], arch: str) -> None:
         return
     if len(kinds) > 1:
         outcomes[0].problems.append(f"tiles of this product use {' and '.join(map(str, sorted(kinds)))}")
+        print(f"{outcomes[0].launch}: {outcomes[0].problems[-1]}")
+
+
+def compare_norms(outcomes: list[Outcome]) -> None:
+    """A norm that rounds has the bits of one that does not only if both add a row's squares in one order."""
+    found = {tuple(o.reductions[:1]) for o in outcomes if not o.problems}
+    if len(found) > 1:
+        outcomes[0].problems.append(f"norms of this width sum in the orders {sorted(found)}")
         print(f"{outcomes[0].launch}: {outcomes[0].problems[-1]}")
 
 
@@ -571,6 +604,9 @@ def main() -> int:
             compiled.stop()
             made = list(zip(outcomes[len(outcomes) - len(work) :], work, strict=True))
             alike([o for o, x in made if x.kernel is linear._product], arch)
+            norms = [(o, x) for o, x in made if x.kernel in (elementwise._norm, rounding._norm_round)]
+            for block in {x.arguments["BLOCK"] for _, x in norms}:
+                compare_norms([o for o, x in norms if x.arguments["BLOCK"] == block])
             exact = [(o, x) for o, x in made if x.kernel is quantised.product and " variant " not in x.name]
             for form in {_form(x) for _, x in exact}:
                 alike([o for o, x in exact if _form(x) == form], arch)

@@ -1,6 +1,7 @@
 """What a step launches, and what the processor spends on launching it, counted where there is no GPU.
 
     python ci/gpu/launches.py [--arch sm_90] [--shapes llama-1b,llama-8b] [--variant] [--dependent] [--joined]
+    python ci/gpu/launches.py [--quantization fp8] [--unfused]
     python ci/gpu/launches.py --sampling [--arch sm_90]      what sampling launches, and how often it passes over the logits
 
 Models of known shapes run on tensors without memory, with the kernels of that architecture, none of which runs. All else of a
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import SHAPES, Case
+from shapes import QUANTIZATIONS, SHAPES, Case
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg.config import EngineArgs
@@ -113,8 +114,8 @@ def model(absent: Any, shape: Mapping[str, Any], layers: int, args: argparse.Nam
         worker = build(
             EngineArgs(
                 model=folder, load_format="dummy", use_tqdm_on_load=False, batch_invariant=not args.variant,
-                skip_tokenizer_init=True, max_model_len=8192,
-                additional_config=Case("", dependent=args.dependent, joined=args.joined).options,
+                skip_tokenizer_init=True, max_model_len=8192, quantization=args.quantization,
+                additional_config=Case("", dependent=args.dependent, joined=args.joined, unfused=args.unfused).options,
             ),
             absent.platform,
         )  # fmt: skip
@@ -156,6 +157,7 @@ def say(shape: str, found: Mapping[str, Mapping[str, Any]]) -> None:
         print(f"{name:18} {f['layer']:8} {f['around']:7} {f['eager_launches']:6} {f['eager_ms']:10.2f} "
               f"{'yes' if f['graph'] else 'no':>6} {f['launches']:9}")  # fmt: skip
     for name, f in found.items():
+        print(f"  around {name}: {', '.join(f'{n} {k}' for k, n in sorted(f['of_around'].items()))}")
         print(f"  layer of {name}: {', '.join(f'{n} {k}' for k, n in sorted(f['of_layer'].items()))}")
 
 
@@ -166,6 +168,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--variant", action="store_true", help="kernels that need not be batch-invariant")
     parser.add_argument("--dependent", action="store_true", help="with dependent_launch")
     parser.add_argument("--joined", action="store_true", help="with joined_attention")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="round the weights")
+    parser.add_argument("--unfused", action="store_true", help="without fused_rounding")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of which the best is told (default %(default)s)")
     parser.add_argument("--output-json", type=Path)
     parser.add_argument("--sampling", action="store_true", help="of the step's tail alone: launches and bytes (sampled.py)")

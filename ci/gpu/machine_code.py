@@ -41,3 +41,10 @@ def read_usage(asm: dict[str, Any]) -> tuple[int, int]:
         return used["REG"], used["STACK"] + used["LOCAL"]
     numbers = {k: int(v) for k, v in re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s*(\d+)", asm["amdgcn"])}
     return numbers["vgpr_count"], numbers["vgpr_spill_count"] + numbers["sgpr_spill_count"]
+
+
+def read_reductions(ttgir: str) -> list[str]:
+    """The layout of each reduction's operand, in the order of the program."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.M))
+    operands = re.findall(r'"tt\.reduce".*?\}\) : \(tensor<[^>]*?, (#\w+)(?:>|\W)', ttgir, re.S)
+    return [layouts[name] for name in operands]

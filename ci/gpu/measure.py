@@ -284,6 +284,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--scaled", action="store_true", help="int4 with scaled_codes; figures say so")
     parser.add_argument("--dependent", action="store_true", help="with dependent_launch; figures say so")
     parser.add_argument("--joined", action="store_true", help="with joined_attention; figures say so")
+    parser.add_argument("--unfused", action="store_true", help="without fused_rounding; figures say so")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()

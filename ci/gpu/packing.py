@@ -35,6 +35,10 @@ KERNELS: dict[str, tuple[Case | None, tuple[str, ...]]] = {
     "llama-1b": (Case("llama-1b"), ("--dtype=bfloat16",)),
     "llama-8b": (Case("llama-8b"), ("--dtype=bfloat16",)),
     "llama-8b fp8": (Case("llama-8b", quantization="fp8"), ("--dtype=bfloat16", "--quantization=fp8")),
+    "llama-8b fp8 unfused": (
+        Case("llama-8b", quantization="fp8", unfused=True),
+        ("--dtype=bfloat16", "--quantization=fp8", '--additional-config={"fused_rounding": false}'),
+    ),
     "llama-8b int4": (Case("llama-8b", quantization="int4"), ("--dtype=bfloat16", "--quantization=int4")),
     "llama-8b int4 scaled": (
         Case("llama-8b", quantization="int4", scaled=True),

@@ -54,6 +54,9 @@ def make_quick(f: PartFactory) -> list[Part]:
         *_make_dependent(f),
         f.make_measure("measure 8b joined", replace(eight, joined=True), FEW_STEPS, 15, 50, repeats=3, lead=True),
         f.make_measure(
+            "measure 8b fp8 unfused", Case("llama-8b", quantization="fp8", unfused=True), ROUNDED, 20, 60, repeats=3, lead=True
+        ),
+        f.make_measure(
             "measure 8b int4 scaled", Case("llama-8b", quantization="int4", scaled=True), ROUNDED, 20, 60, repeats=3
         ),
         f.make_measure(

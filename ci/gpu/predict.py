@@ -1,6 +1,7 @@
 """How long a step should take on a GPU, by counting what it moves and multiplies. A measured figure far from it teaches most.
 
-    python ci/gpu/predict.py [--shape llama-8b] [--quantization fp8] [--scaled | --dependent] [--joined] [--summary FILE]
+    python ci/gpu/predict.py [--shape llama-8b] [--quantization fp8] [--scaled | --dependent] [--joined | --unfused]
+        [--summary FILE]
 
 Every weight is one product: the largest of its bytes at the memory's rate, the bytes that its tiles read from the L2 cache
 at that one's, and its multiplications at the matrix unit's. A tile of M rows and N columns reads M rows of x and N of the
@@ -55,8 +56,9 @@ AROUND = 19
 """Launches of a layer, of these such as may be dependent, and around all layers (`ci/gpu/launches.py`)."""
 FEW_PAIRS = 128
 """Pairs of a token and an expert up to which a mixture has one launch less (`triton_kernels.groups`)."""
-ROUNDINGS = 4
-"""Launches that round the inputs of a layer's products, where they are 8-bit."""
+ROUNDINGS, UNFUSED_ROUNDINGS = 1, 4
+"""Launches that round the inputs of a dense layer's products, where they are 8-bit: those of attention's output, and without
+`fused_rounding` those behind norms and gates."""
 EXPERT_TILE = (64, 32)
 """Rows and columns of a program of the experts' kernel."""
 Tile = tuple[int, int]
@@ -145,7 +147,7 @@ def count_case(case: Case) -> Model:
         matrices = tuple(replace(m, operands="scaled") if m.operands == "grouped" else m for m in matrices)
     kinds = ["experts" if isinstance(layer.ffn, MoE) else "dense" for layer in spec.layers]
     less = 1 if case.joined else 0
-    rounded = ROUNDINGS if any(m.each == 1 for m in matrices) else 0
+    rounded = (UNFUSED_ROUNDINGS if case.unfused else ROUNDINGS) if any(m.each == 1 for m in matrices) else 0
     launches = sum(LAYER_LAUNCHES[k] + rounded - less for k in kinds) + AROUND
     kept = [s for s in sizes.cache_specs(spec, DTYPE, "", 1 << 30) if s is not None]
     token = tuple((sizes.token_bytes(s), getattr(s, "window", 0)) for s in kept)  # type: ignore[arg-type]
@@ -321,13 +323,14 @@ def main() -> int:
     parser.add_argument("--scaled", action="store_true", help="int4 with scaled_codes")
     parser.add_argument("--dependent", action="store_true", help="with dependent_launch")
     parser.add_argument("--joined", action="store_true", help="with joined_attention")
+    parser.add_argument("--unfused", action="store_true", help="without fused_rounding")
     parser.add_argument("--arch", default="sm_90", help="architecture whose tiles count (default %(default)s)")
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before each new one (default %(default)s)")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="with the ceilings of this run, not an H100's")
     args = parser.parse_args()
     said = json.loads(args.summary.read_text())["parts"]["smoke"]["figures"]["ceilings"] if args.summary else None
     try:
-        settings = {name: getattr(args, name) for name in ("scaled", "dependent", "joined")}
+        settings = {name: getattr(args, name) for name in ("scaled", "dependent", "joined", "unfused")}
         case = Case(args.shape, args.layers, args.quantization or "", **settings)
         print(format_table(case, args.context, Rates.of(said), read_tiles(args.arch)))
     except ValueError as e:

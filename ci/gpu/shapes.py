@@ -65,15 +65,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 window and all tokens, from the first on; its family says so where the configuration does not."""
 QUANTIZATIONS = ("fp8", "int4", "mxfp4")
 """Methods of --quantization that figures may have."""
-SETTINGS = {"scaled": "scaled_codes", "variant": "", "dependent": "dependent_launch", "joined": "joined_attention"}
-"""Fields of a case that are on or off, in the order of labels -> their option in `additional_config`, if any."""
+SETTINGS: dict[str, dict[str, bool]] = {
+    "scaled": {"scaled_codes": True}, "variant": {}, "dependent": {"dependent_launch": True},
+    "joined": {"joined_attention": True}, "unfused": {"fused_rounding": False},
+}  # fmt: skip
+"""Fields of a case that are on or off, in the order of labels -> their options in `additional_config`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """What figures are of. layers: as many as run, 0 for all. variant: with kernels that need not be batch-invariant too.
     scaled: with `scaled_codes`, which int4 has two ways for. dependent: with `dependent_launch`.
-    joined: with `joined_attention`."""
+    joined: with `joined_attention`. unfused: without `fused_rounding`."""
 
     shape: str
     layers: int = 0
@@ -82,6 +85,7 @@ class Case:
     scaled: bool = False
     dependent: bool = False
     joined: bool = False
+    unfused: bool = False
 
     @property
     def all_layers(self) -> int:
@@ -97,7 +101,7 @@ class Case:
     @property
     def options(self) -> dict[str, Any]:
         """`additional_config` of an engine of this case."""
-        return {option: True for name, option in SETTINGS.items() if option and getattr(self, name)}
+        return {k: v for name, each in SETTINGS.items() if getattr(self, name) for k, v in each.items()}
 
     def config(self) -> dict[str, Any]:
         """The configuration, with as many layers as run. ValueError if the shape has fewer."""

@@ -130,9 +130,10 @@ def test_what_cannot_be_packed_is_left_out_with_a_sentence(
     said = capsys.readouterr().out
     assert "left out: wheels of msgspec, orjson: no index" in said
     assert "left out: kernels of llama-8b fp8: no kernel for it" in said
+    assert "left out: kernels of llama-8b fp8 unfused: no kernel for it" in said
     assert "left out: summary: there is no file" in said
     assert f"{out}: 0.0 MB" in said
-    assert script("caches").count(out / "triton") == len(packing.KERNELS) - 1
+    assert script("caches").count(out / "triton") == len(packing.KERNELS) - 2
     assert not list((out / "triton").rglob("*.ptx"))
     assert json.loads((out / "identity.json").read_text())["dirty"] is True
     assert [p.name for p in (out / "summaries").iterdir()] == ["2026-11-26T130000Z-0123.json"]

@@ -18,6 +18,7 @@ FIRST = [
 ]  # fmt: skip
 SECOND = [
     "measure 8b dependent", "measure 8b int4 dependent", "measure 30b-a3b dependent", "measure 8b joined",
+    "measure 8b fp8 unfused",
     "measure 8b int4 scaled", "measure 8b variant", "products", "ncu", "measure gpt-oss", "sanitizer", "starts 1b",
 ]  # fmt: skip
 LONG = [
@@ -39,6 +40,7 @@ def test_twelve_minutes_are_two_commands_in_order_of_value(tmp_path: Path) -> No
         "measure 8b int4 dependent",
         "measure 30b-a3b dependent",
         "measure 8b joined",
+        "measure 8b fp8 unfused",
         "products",
         "ncu",
         "sanitizer",
@@ -61,6 +63,9 @@ def test_the_quick_plan_has_the_sizes_of_its_page(tmp_path: Path) -> None:
     assert {"--quantization=int4", "--scaled"} <= set(made["measure 8b int4 scaled"].words)
     plain, scaled = (made[f"measure 8b int4{more}"].wanted for more in ("", " scaled"))
     assert scaled == tuple(name.replace("int4:", "int4 scaled:") for name in plain)  # a pair of figures each
+    fused, unfused = (made[f"measure 8b fp8{more}"].wanted for more in ("", " unfused"))
+    assert unfused == tuple(name.replace("fp8:", "fp8 unfused:") for name in fused)
+    assert {"--quantization=fp8", "--unfused"} <= set(made["measure 8b fp8 unfused"].words)
     moe = "qwen3-30b-a3b 12/48 layers"
     pairs = [("8b", "llama-8b"), ("30b-a3b", moe), ("8b int4", "llama-8b int4")]
     for (model, label), way in (*((pair, "dependent") for pair in pairs), (pairs[0], "joined")):

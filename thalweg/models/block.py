@@ -25,6 +25,7 @@ from thalweg.models.layers.differential import DifferentialAttention
 from thalweg.models.layers.disentangled import DisentangledAttention
 from thalweg.models.layers.gated_streams import GatedResidual
 from thalweg.models.layers.hyper import HyperConnection
+from thalweg.models.layers.joined import offer_joined
 from thalweg.models.layers.kda import KimiDeltaAttention
 from thalweg.models.layers.latent import LatentAttention
 from thalweg.models.layers.lightning import LightningAttention
@@ -122,6 +123,10 @@ class Block:
             self.specs["mixer"] = each if self._several else each[0]
         if self._ffn is not None:
             self.specs["ffn"] = self._ffn.specs
+        read_again = layer.parallel or layer.laurel is not None  # the normed input, by other parts
+        plain = self.mixers and not self._several and self._mixer_scales[0] == (1.0, 1.0) and not read_again
+        self._joined = offer_joined(ctx, self._enter, self.mixers[0]) if plain else None
+        self._ffn_joined = None if layer.parallel else offer_joined(ctx, self._ffn_enter, self._ffn)
         self._laurel = Laurel(ctx, layer.laurel, weights["laurel"]) if layer.laurel else None
         if self._laurel is not None:
             self.specs["laurel"] = self._laurel.specs
@@ -130,8 +135,7 @@ class Block:
         norms = p.get("norms", {})  # of norms without weights nothing is loaded
         if not self.mixers:
             return self._only(p, x, residual, flow)
-        entered, residual = _add_and_norm(self._enter, norms.get("mixer"), x, residual)
-        x, entered, residual = self._mix(p["mixer"], entered, flow), flow.cut(entered), flow.cut(residual)
+        x, entered, residual = self._enter_mixers(p, x, residual, flow)
         if flow.read is not None:
             flow.adapter_rows = flow.adapter_rows_read
         if self._leave is not None:
@@ -148,10 +152,25 @@ class Block:
             x, stream = self._sum.add(norms.get("mixer_sum"), x, residual)[0], None
         return (x, stream) if self._ffn is None else self._only(p, x, stream, flow)
 
+    def _enter_mixers(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array, Array]:
+        """(the mixers' output, their input, the residual stream), of the sampled rows."""
+        norm = p.get("norms", {}).get("mixer")
+        if self._joined is not None:  # nothing else reads the input
+            x, total = self._joined(norm, p["mixer"], x, residual, flow)
+            total = flow.cut(total)
+            return x if getattr(self.mixers[0], "cuts", False) else flow.cut(x), total, total
+        entered, total = _add_and_norm(self._enter, norm, x, residual)
+        return self._mix(p["mixer"], entered, flow), flow.cut(entered), flow.cut(total)
+
     def _only(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
         """The feed-forward part, applied to the layer's input so far."""
-        entered, residual = _add_and_norm(self._ffn_enter, p.get("norms", {}).get("ffn"), x, residual)
-        x = self._scale(self._last(p, entered, flow))
+        norm = p.get("norms", {}).get("ffn")
+        if self._ffn_joined is not None:
+            x, residual = self._ffn_joined(norm, p["ffn"], x, residual, flow)
+            x = self._scale(self._finish(p, x))
+        else:
+            entered, residual = _add_and_norm(self._ffn_enter, norm, x, residual)
+            x = self._scale(self._last(p, entered, flow))
         if self._ffn_sum is not None:
             return self._ffn_sum.add(p.get("norms", {}).get("ffn_sum"), x, residual)[0], None
         return x, residual
@@ -168,7 +187,11 @@ class Block:
 
     def _last(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         assert self._ffn is not None
-        x = _times(self._ffn(p["ffn"], x, flow), self._ffn_scale)
+        return self._finish(p, self._ffn(p["ffn"], x, flow))
+
+    def _finish(self, p: Mapping[str, Any], x: Array) -> Array:
+        """The scale and the norm after the feed-forward part."""
+        x = _times(x, self._ffn_scale)
         return x if self._ffn_leave is None else self._ffn_leave(p.get("norms", {}).get("ffn_out"), x)
 
     def _scale(self, x: Array) -> Array:

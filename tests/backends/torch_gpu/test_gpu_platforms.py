@@ -21,9 +21,10 @@ from thalweg.backends.xpu import XpuPlatform
 from thalweg.config import EngineArgs
 from thalweg.engine.planning import resolve
 from thalweg.errors import ConfigError, DeviceError
-from thalweg.hal import discovery
+from thalweg.hal import discovery, ops
+from thalweg.hal.op import Binder
 from thalweg.hal.platform import Defaults, Limits, ModelInfo, Parallel, Place, Probe, StepSizes
-from thalweg.hal.weights import WeightFormat
+from thalweg.hal.weights import DENSE, WeightFormat
 
 LLAMA = ModelInfo("LlamaForCausalLM", "bfloat16", 32, 4096, 32, 8, 128, 128_256, 131_072, 16 << 30)
 NVIDIA = {
@@ -192,6 +193,25 @@ def test_joined_attention_is_an_option(tmp_path: Path, on: bool) -> None:
     device = platform.with_options(GpuOptions(joined_attention=on)).open(Place())
     exact = next(a for a in device.attention if a.name == "triton-paged")
     assert exact._tiles.attention.joined == on  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_fused_rounding_is_an_option(tmp_path: Path, on: bool) -> None:
+    pytest.importorskip("triton")
+    folder = torch_folder(tmp_path, cuda="13.0")
+    nvidia(tmp_path, "NVIDIA H200")
+    platform = CudaPlatform(tmp_path, folder, FakeDriver([opened("NVIDIA H200", "sm_90", 141)]))
+    device = platform.with_options(GpuOptions(fused_rounding=on)).open(Place())
+    sizes = {"in_features": 4096, "out_features": 4096, "dtype": "bfloat16"}
+    binder = Binder(device.kernels, batch_invariant=True)
+    for format in (WeightFormat("float", 8, act="float8_e4m3fn"), WeightFormat("int", 8, act="int8")):
+        facts = {"weight": format, "act": format.act, "group": 0} | sizes
+        linear = binder.bind(ops.linear, **facts)
+        found = [binder.offer(ops.rms_norm_linear, linear, eps=1e-6, **facts),
+                 binder.offer(ops.act_and_mul_linear, linear, gate="silu", **facts)]  # fmt: skip
+        assert [f and f.choice.kernel for f in found] == [linear.choice.kernel if on else None] * 2
+    dense = {"weight": DENSE, "eps": 1e-6} | sizes
+    assert binder.offer(ops.rms_norm_linear, binder.bind(ops.linear, **dense), **dense) is None
 
 
 def test_a_container_that_hides_the_names_still_has_its_cards(tmp_path: Path) -> None:

@@ -101,8 +101,11 @@ def test_few_rows_are_the_fused_product_s_and_many_are_the_library_s(label: str,
     for product in ("_scaled_mm", "_int_mm"):
         monkeypatch.setattr(torch, product, _recording(getattr(torch, product), products))
 
-    def few(x: Tensor, weight: Any, bias: Tensor | None, *, act: str, group: int) -> Tensor:
-        fused.append((x.shape, act, group))
+    def few(
+        rows: Tensor, scale: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype, *, act: str, group: int
+    ) -> Tensor:
+        fused.append((rows.shape, act, group))
+        x = (rows.float() * scale[:, None]).to(dtype)
         return ops.linear(x, {"codes": codes, "scales": weight["scales"].t()}, bias, act=act, group=group)
 
     kernel = _kernel(f"torch-{label[: -len(' rows')]}", "sm_90", scaled.Helpers(scaled.in_torch, lambda act: few))
@@ -156,12 +159,54 @@ def test_what_it_cannot_run_is_refused_in_words(name: str, arch: str, spec: dict
 
 
 def test_floats_are_offered_before_triton_s_and_claim_of_batches_what_a_device_has_shown() -> None:
-    names = [k.name for k in matrix_library("sm_90").kernels]
-    assert names == ["torch-variant", "torch-no-split-k", "torch-float8"]
-    invariant = {arch: [k.name for k in matrix_library(arch).kernels if k.batch_invariant] for arch in ("sm_90", "sm_100")}
+    found = {
+        arch: [k for k in matrix_library(arch).kernels if k.op == "linear"] for arch in ("sm_90", "sm_100", "gfx942", "xe2")
+    }
+    names = {arch: [k.name for k in kernels] for arch, kernels in found.items()}
+    assert names["sm_90"] == ["torch-variant", "torch-no-split-k", "torch-float8"]
+    invariant = {arch: [k.name for k in found[arch] if k.batch_invariant] for arch in ("sm_90", "sm_100")}
     assert invariant == {"sm_90": ["torch-no-split-k", "torch-float8"], "sm_100": ["torch-no-split-k"]}
-    assert [k.name for k in matrix_library("gfx942").kernels] == ["torch-variant", "torch-float8", "torch-int8"]
-    assert [k.name for k in matrix_library("xe2").kernels] == ["torch-variant"]
+    assert names["gfx942"] == ["torch-variant", "torch-float8", "torch-int8"]
+    assert names["xe2"] == ["torch-variant"]
+
+
+def test_norms_and_gates_that_round_are_offered_where_triton_is() -> None:
+    """Of the product's claims and weight."""
+    pytest.importorskip("triton")
+    product, *joined = [k for k in matrix_library("sm_90").kernels if k.name == "torch-float8"]
+    assert [k.op for k in joined] == ["rms_norm_linear", "act_and_mul_linear"]
+    assert {(k.pack, k.batch_invariant) for k in joined} == {(product.pack, product.batch_invariant)}
+    assert [k.op for k in scaled.kernels("sm_90", scaled.ALONE)] == ["linear", "linear"]
+    facts = _spec(FORMATS["float8 rows"]) | {"gate": "silu"}
+    assert [k.supports(facts) for k in joined] == [None, None]
+    assert joined[1].supports(facts | {"gate": "relu"})
+    assert all(k.supports(_spec(DENSE)) == product.supports(_spec(DENSE)) for k in joined)
+
+
+@pytest.mark.parametrize("rows", [3, 100])
+def test_the_library_multiplies_codes_that_norms_and_gates_made(rows: int) -> None:
+    _multiplies("torch-float8")
+
+    def norm(x: Tensor, residual: Any, weight: Tensor, eps: float, offset: float, act: str) -> tuple[Tensor, Tensor, Tensor]:
+        normed, total = ops.add_rms_norm(x, residual, weight, eps=eps, offset=offset)
+        return *scaled.in_torch(normed.reshape(-1, 64), act), total
+
+    def gate(x: Tensor, name: str, act: str) -> tuple[Tensor, Tensor]:
+        return scaled.in_torch(ops.act_and_mul(x, act=name).reshape(-1, 64), act)
+
+    h = scaled.Helpers(scaled.in_torch, lambda act: None, norm, gate, lambda op, fits: fits)
+    kernels = {k.op: k for k in scaled.kernels("sm_90", h) if k.name == "torch-float8"}
+    format, draw = FORMATS["float8 rows"], lambda *shape: torch.randn(*shape).to(torch.bfloat16)
+    static = {"act": format.act, "group": 0}
+    packed = kernels["linear"].pack(quantise(torch.randn(48, 64), format))
+    x, residual, weight, bias = draw(1, rows, 64), draw(1, rows, 64), draw(64), draw(48)
+    normed, total = ops.add_rms_norm(x, residual, weight, eps=1e-5)
+    got, sums = kernels["rms_norm_linear"].run(x, residual, weight, packed, bias, eps=1e-5, **static)
+    assert torch.equal(sums, total)
+    assert torch.equal(got, kernels["linear"].run(normed, packed, bias, **static))
+    both = draw(1, rows, 128)
+    got = kernels["act_and_mul_linear"].run(both, packed, gate="silu", **static)
+    assert torch.equal(got, kernels["linear"].run(ops.act_and_mul(both), packed, **static))
 
 
 def test_integers_are_triton_s_on_nvidia_s_devices_and_the_library_s_without_it() -> None:

@@ -135,7 +135,13 @@ class CompileOnlyPlatform(Platform):
     def open(self, place: Place) -> Device:
         options = self._base.options
         kernels = triton_with(options, self._arch)
-        parts = assemble(self._arch, self._base.vendors(), kernels, unshown=options.unshown_products)
+        parts = assemble(
+            self._arch,
+            self._base.vendors(),
+            kernels,
+            unshown=options.unshown_products,
+            fused_rounding=options.fused_rounding,
+        )
         for source, why in parts.absent:
             if source == "triton":
                 raise DeviceError(f"device: nothing to compile: {why}")

@@ -193,9 +193,15 @@ def _slower_than_triton(arch: str, kernels: Sequence[Kernel]) -> tuple[Kernel, .
     return tuple(k for k in kernels if arch.startswith("sm_") and k.name == "torch-int8")
 
 
-def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton, *, unshown: bool = False) -> KernelSet:
+JOINED_OPS = ("rms_norm_linear", "act_and_mul_linear")
+"""Ops that round the inputs of a product as they make them."""
+
+
+def assemble(
+    arch: str, vendors: Sequence[Vendor], compiled: Source = triton, *, unshown: bool = False, fused_rounding: bool = True
+) -> KernelSet:
     """Every kernel for this architecture, best first. A library that fails to load costs its kernels, not the start. unshown:
-    see `no_split_k`."""
+    see `no_split_k`. fused_rounding: see `GpuOptions`."""
     sources = [
         *vendors,
         Vendor("torch", (), False, functools.partial(matrix_library, unshown=unshown)),
@@ -220,5 +226,6 @@ def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton, *,
         kernels += parts.kernels
         attention += parts.attention
     attends = (*attention, GatherAttention(), TorchEncoderAttention(), BlockAttention())
+    kernels = [k for k in kernels if fused_rounding or k.op not in JOINED_OPS]
     kernels += _slower_than_triton(arch, scaled.kernels(arch, scaled.helpers(arch)))
     return KernelSet((*kernels, IN_TILES, *ELEMENTWISE, *RECURRENCE, *INDEXER), attends, tuple(absent))

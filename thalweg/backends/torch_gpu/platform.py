@@ -101,6 +101,9 @@ class GpuOptions:
     joined_attention: bool = False
     """In a decode, the last of Triton's programs of a sequence to finish joins the results of all, in place of a launch. The
     bits are the same. No device has measured it."""
+    fused_rounding: bool = True
+    """Norms and gates write codes of 8 bits and the scales of rows for layers with rounded inputs, in place of a launch. The
+    bits are the same. No device has measured it. False: separate launches."""
     unshown_products: bool = False
     """Take cuBLASLt without split sums for batch-invariant where that has not been shown: for the test that shows it."""
 
@@ -325,6 +328,7 @@ class GpuPlatform(Platform):
             self.vendors(),
             triton_with(options, seen.arch),
             unshown=options.unshown_products,
+            fused_rounding=options.fused_rounding,
         )
         for source, why in parts.absent:
             if source == "triton":

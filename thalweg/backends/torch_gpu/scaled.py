@@ -39,17 +39,21 @@ INT_FAMILIES = ("CDNA2", "CDNA3", "CDNA4")
 """AMD's with a library for integers that torch calls."""
 
 Run = Callable[..., Tensor]
+Refuse = Callable[[Mapping[str, Any]], str | None]
 Round = Callable[[Tensor, str], tuple[Tensor, Tensor]]
 """rows [n, in] of the model's dtype, act -> (codes [n, in], one byte each, scale float32 [n]), both as the target holds them"""
 
 
 @dataclass(frozen=True, slots=True)
 class Helpers:
-    """Triton's share of the work. few: (act) -> its product for weights and inputs of 8 bits, or None where it is not
-    installed."""
+    """Triton's share of the work. few: (act) -> its product of codes of 8 bits (`quantised.multiply`), or None where it is not
+    installed. norm, gate, refuse: `rounding.norm_and_round`, `gate_and_round` and `refuse_joined`, or None."""
 
     round: Round
     few: Callable[[str], Run | None]
+    norm: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
+    gate: Callable[..., tuple[Tensor, Tensor]] | None = None
+    refuse: Callable[[str, Refuse], Refuse] | None = None
 
 
 def in_torch(rows: Tensor, act: str) -> tuple[Tensor, Tensor]:
@@ -67,15 +71,21 @@ ALONE = Helpers(in_torch, lambda act: None)
 
 def helpers(arch: str) -> Helpers:
     try:
-        from thalweg.backends.triton_kernels import quantised
+        from thalweg.backends.triton_kernels import quantised, rounding
         from thalweg.backends.triton_kernels.tiles import tiles
 
         t = tiles(arch)
     except (ImportError, ValueError):
         return ALONE
     kinds = {E4M3: "float8", "int8": "int8"}
+    part = functools.partial
+    norm, gate = part(rounding.norm_and_round, t), part(rounding.gate_and_round, t)
     return Helpers(
-        functools.partial(quantised.round_rows, t), lambda act: functools.partial(quantised.linear, t, kinds[act], True)
+        part(rounding.round_rows, t),
+        lambda act: part(quantised.multiply, t, kinds[act], True),
+        norm,
+        gate,
+        rounding.refuse_joined,
     )
 
 
@@ -83,16 +93,46 @@ def _float8(
     h: Helpers, kind: torch.dtype, x: Tensor, weight: Mapping[str, Tensor], bias: Tensor | None = None, *, act: str = "",
     group: int = 0,
 ) -> Tensor:  # fmt: skip
-    """kind: the target's 8-bit float. The library adds a bias after another rounding than Triton's product, so it has all rows
-    of layers with one."""
-    rows, few = x.reshape(-1, x.shape[-1]), h.few(act)
-    if few is not None and bias is None and rows.shape[0] <= FEW:
-        return few(x, weight, bias, act=act, group=group)
-    codes, scale = h.round(rows, act)
+    """kind: the target's 8-bit float."""
+    codes, scale = h.round(x.reshape(-1, x.shape[-1]), act)
+    out = _multiply_floats(h, kind, codes, scale, weight, bias, x.dtype, act, group)
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def _multiply_floats(
+    h: Helpers, kind: torch.dtype, codes: Tensor, scale: Tensor, weight: Mapping[str, Tensor], bias: Tensor | None,
+    dtype: torch.dtype, act: str, group: int,
+) -> Tensor:  # fmt: skip
+    """Of rows as codes. The library adds a bias after another rounding than Triton's product, so it has all rows of layers with
+    one."""
+    few = h.few(act)
+    if few is not None and bias is None and codes.shape[0] <= FEW:
+        return few(codes, scale, weight, bias, dtype, act=act, group=group)
     scales = weight["scales"].expand(1, weight["codes"].shape[0])
-    out = torch._scaled_mm(
-        codes.view(kind), weight["codes"].view(kind).t(), scale[:, None], scales.contiguous(), bias=bias, out_dtype=x.dtype
+    return torch._scaled_mm(
+        codes.view(kind), weight["codes"].view(kind).t(), scale[:, None], scales.contiguous(), bias=bias, out_dtype=dtype
     )
+
+
+def _float8_behind_norm(
+    h: Helpers, kind: torch.dtype, x: Tensor, residual: Tensor | None, norm: Tensor, weight: Mapping[str, Tensor],
+    bias: Tensor | None = None, *, eps: float, offset: float = 0.0, act: str, group: int = 0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """rms_norm_linear."""
+    assert h.norm is not None
+    codes, scale, total = h.norm(x, residual, norm, eps, offset, act)
+    out = _multiply_floats(h, kind, codes, scale, weight, bias, x.dtype, act, group)
+    return out.view(*x.shape[:-1], out.shape[-1]), total
+
+
+def _float8_behind_gate(
+    h: Helpers, kind: torch.dtype, x: Tensor, weight: Mapping[str, Tensor], bias: Tensor | None = None, *, gate: str, act: str,
+    group: int = 0,
+) -> Tensor:  # fmt: skip
+    """act_and_mul_linear."""
+    assert h.gate is not None
+    codes, scale = h.gate(x, gate, act)
+    out = _multiply_floats(h, kind, codes, scale, weight, bias, x.dtype, act, group)
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
@@ -101,9 +141,10 @@ def _int8(
 ) -> Tensor:
     rows, few = x.reshape(-1, x.shape[-1]), h.few(act)
     n = rows.shape[0]
-    if few is not None and n <= FEW:
-        return few(x, weight, bias, act=act, group=group)
     codes, scale = h.round(rows, act)
+    if few is not None and n <= FEW:
+        out: Tensor = few(codes, scale, weight, bias, x.dtype, act=act, group=group)
+        return out.view(*x.shape[:-1], out.shape[-1])
     if n < LEAST_INT:
         codes = F.pad(codes, (0, 0, 0, LEAST_INT - n))
     sums = torch._int_mm(codes, weight["codes"].t())[:n]
@@ -157,15 +198,26 @@ def kernels(arch: str, h: Helpers) -> tuple[Kernel, ...]:
     no_ints = None if nvidia or known.family in INT_FAMILIES else f"{arch} has no library of integer products"
     part, native = functools.partial, known.fp8 or E4M3
     floats = replace(h, round=in_fnuz) if native == FNUZ and h.round is in_torch else h
+    taken = Pack(part(pack, native == FNUZ))
+    fits = part(_refusal, "float", E4M3, FLOAT_STEP, ("bfloat16",), no_floats)
+
+    def float8(op: str, run: Callable[..., Any], supports: Refuse) -> Kernel:
+        made = part(run, floats, getattr(torch, native))
+        return Kernel(op, "torch-float8", made, supports, pack=taken, batch_invariant=arch in SHOWN)
+
+    joined: tuple[Kernel, ...] = ()
+    if h.refuse is not None:
+        each: tuple[tuple[str, Callable[..., Any]], ...] = (
+            ("rms_norm_linear", _float8_behind_norm),
+            ("act_and_mul_linear", _float8_behind_gate),
+        )
+        joined = tuple(float8(op, run, h.refuse(op, fits)) for op, run in each)
     return (
-        Kernel(
-            "linear", "torch-float8", part(_float8, floats, getattr(torch, native)),
-            supports=part(_refusal, "float", E4M3, FLOAT_STEP, ("bfloat16",), no_floats), pack=Pack(part(pack, native == FNUZ)),
-            batch_invariant=arch in SHOWN,
-        ),
+        float8("linear", _float8, fits),
         Kernel(
             "linear", "torch-int8", part(_int8, h),
             supports=part(_refusal, "int", "int8", INT_STEP, ("bfloat16", "float16", "float32"), no_ints),
             pack=Pack(part(pack, False)),
         ),
+        *joined,
     )  # fmt: skip

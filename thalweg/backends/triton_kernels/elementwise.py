@@ -21,6 +21,19 @@ GATES = (*ACTIVATIONS, f"{CLAMP}*", f"{CUT}*")
 _ALPHA = tl.constexpr(OAI_ALPHA)
 
 
+@triton.jit
+def normalize(wide, weight, c, width, eps, offset, kind, OFFSET: tl.constexpr):
+    """rms_norm of rows in float32, elements c of `width` each, times the weight: of type `kind`, where the op rounds."""
+    scale = 1.0 / tl.sqrt_rn(tl.sum(wide * wide, 1) / width + eps)
+    normed = wide * scale[:, None]
+    w = tl.load(weight + c, mask=c < width, other=0.0).to(tl.float32)
+    if OFFSET:
+        w += offset
+    else:
+        normed = normed.to(kind).to(tl.float32)
+    return (normed * w[None, :]).to(kind)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _norm(
     x, residual, weight, out, total, rows, inner, x_outer, x_inner, r_outer, r_inner, width, eps, offset,
@@ -40,14 +53,7 @@ def _norm(
         wide = wide.to(total.dtype.element_ty)
         tl.store(total + put, wide, mask=ok)
         wide = wide.to(tl.float32)
-    scale = 1.0 / tl.sqrt_rn(tl.sum(wide * wide, 1) / width + eps)
-    normed = wide * scale[:, None]
-    w = tl.load(weight + c, mask=c < width, other=0.0).to(tl.float32)
-    if OFFSET:
-        w += offset
-    else:
-        normed = normed.to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + put, (normed * w[None, :]).to(out.dtype.element_ty), mask=ok)
+    tl.store(out + put, normalize(wide, weight, c, width, eps, offset, out.dtype.element_ty, OFFSET), mask=ok)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -249,7 +255,7 @@ def _float_dtype(spec) -> str | None:
     return None if dtype in ("float32", "bfloat16", "float16") else f"runs float32, bfloat16 and float16, not {dtype}"
 
 
-def _supports_gate(spec) -> str | None:
+def fits_gate(spec) -> str | None:
     act = spec.get("act", "silu")
     return _float_dtype(spec) if is_gate(act) else f"runs {', '.join(GATES)}, not {act}"
 
@@ -266,5 +272,5 @@ def kernels(t: TileSizes) -> tuple[Kernel, ...]:
         Kernel("rms_norm", "triton", part(rms_norm, t), supports=_norm_fits, batch_invariant=True),
         Kernel("add_rms_norm", "triton", part(add_rms_norm, t), supports=_norm_fits, batch_invariant=True),
         Kernel("rope", "triton", part(rope, t), supports=_float_dtype, batch_invariant=True),
-        Kernel("act_and_mul", "triton", part(act_and_mul, t), supports=_supports_gate, batch_invariant=True),
+        Kernel("act_and_mul", "triton", part(act_and_mul, t), supports=fits_gate, batch_invariant=True),
     )

@@ -29,6 +29,7 @@ from thalweg.backends.triton_kernels.codes import to_e8m0, without_negative_zero
 from thalweg.backends.triton_kernels.dependent import declare_dependence, prefetch_weight, wait_for_launches
 from thalweg.backends.triton_kernels.fours import SUMMED, each
 from thalweg.backends.triton_kernels.linear import DTYPES
+from thalweg.backends.triton_kernels.rounding import gate_and_round, norm_and_round, refuse_joined, round_rows
 from thalweg.backends.triton_kernels.tiles import FOURS, ProductTile, TileSizes
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import QTensor, WeightFormat
@@ -191,71 +192,6 @@ def _finish(
     tl.store(out + i[:, None] * cols + j[None, :], acc.to(kind), mask=i_ok[:, None] & j_ok[None, :])
 
 
-@triton.jit
-def _code(x, scale, INTEGER: tl.constexpr, NATIVE: tl.constexpr):
-    """Numbers in float32 as codes of this scale, as `hal.ops.quantise.quantise_rows` rounds them."""
-    code = tl.div_rn(x, scale)
-    if INTEGER:
-        made = tl.minimum(tl.maximum(codes.nearest(code), -127.0), 127.0).to(tl.int8)
-    else:
-        made = codes.to_e4m3(code, NATIVE)
-    return made
-
-
-@triton.jit
-def _round(
-    x, out, scales, width, x_row, INTEGER: tl.constexpr, NATIVE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
-    PARTS: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """One row of x to codes and the scale for their values as read. WHOLE: a block holds the row, which is then read once.
-    PARTS: programs of a row. Each finds the scale, and makes its part of the codes."""
-    wait_for_launches(DEPENDENT)
-    r = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, BLOCK)
-    if WHOLE:
-        row = tl.load(x + r * x_row + i, mask=i < width, other=0.0).to(tl.float32)
-        most = tl.max(tl.abs(row), 0)
-    else:
-        parts = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, width, BLOCK):
-            parts = tl.maximum(
-                parts, tl.abs(tl.load(x + r * x_row + start + i, mask=start + i < width, other=0.0).to(tl.float32))
-            )
-        most = tl.max(parts, 0)
-    scale = tl.div_rn(most, 127.0 if INTEGER else 448.0)
-    scale = tl.where(scale > 0, scale, 1.0)
-    if tl.program_id(1) == 0:
-        tl.store(scales + r, scale * 2.0 if not INTEGER and codes.is_fnuz(NATIVE) else scale)
-    if PARTS > 1:
-        i = tl.program_id(1) * (BLOCK // PARTS) + tl.arange(0, BLOCK // PARTS)
-        row = tl.load(x + r * x_row + i, mask=i < width, other=0.0).to(tl.float32)
-    if WHOLE:
-        tl.store(out + r * width + i, _code(row, scale, INTEGER, NATIVE), mask=i < width)
-    else:
-        for start in range(0, width, BLOCK):
-            part = tl.load(x + r * x_row + start + i, mask=start + i < width, other=0.0).to(tl.float32)
-            tl.store(out + r * width + start + i, _code(part, scale, INTEGER, NATIVE), mask=start + i < width)
-
-
-FEW_ROWS, PARTS = 16, 8
-"""Rows of which each is rounded by PARTS programs, where a block holds it: fewer would leave most of a device idle."""
-
-
-def round_rows(tiles: TileSizes, x: Tensor, act: str) -> tuple[Tensor, Tensor]:
-    """x [rows, width] -> (codes [rows, width], int8 or the uint8 of float8_e4m3fn, scale float32 [rows])."""
-    rows, width = x.shape
-    out = torch.empty((rows, width), dtype=torch.int8 if act == "int8" else torch.uint8, device=x.device)
-    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-    block = min(triton.next_power_of_2(width), 2 * tiles.rows.warps * tiles.rows.per_warp)
-    warps = max(1, min(tiles.rows.warps, block // tiles.rows.per_warp))
-    parts = PARTS if rows <= FEW_ROWS and block >= width and block >= PARTS * warps * 64 else 1
-    _round[(rows, parts)](
-        x, out, scales, width, x.stride(0), INTEGER=act == "int8", NATIVE=tiles.float8, WHOLE=block >= width, BLOCK=block,
-        PARTS=parts, num_warps=warps, **declare_dependence(tiles),
-    )  # fmt: skip
-    return out, scales
-
-
 def linear(
     tiles: TileSizes, kind: str, exact: bool, x: Tensor, weight: dict[str, Tensor], bias: Tensor | None = None, *,
     act: str = "",
@@ -264,20 +200,29 @@ def linear(
     """exact: a row's terms are added in one order whatever the number of rows, as K is one number of the weight."""
     flat = x.reshape(-1, x.shape[-1])
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
+    codes, row_scales = round_rows(tiles, flat, act) if act else (flat, weight["scales"])
+    out = multiply(tiles, kind, exact, codes, row_scales, weight, bias, x.dtype, act=act, group=group)
+    return out.view(*x.shape[:-1], out.shape[1])
+
+
+def multiply(
+    tiles: TileSizes, kind: str, exact: bool, flat: Tensor, x_scales: Tensor, weight: dict[str, Tensor], bias: Tensor | None,
+    dtype: torch.dtype, *, act: str, group: int,
+) -> Tensor:  # fmt: skip
+    """`linear` of rows [rows, width] as `act` holds them: codes of 8 bits with their scales float32 [rows], or numbers, whose
+    x_scales are not read. The result has this dtype."""
     (rows, width), packed = flat.shape, weight["codes"]
     cols = packed.shape[0]
-    out = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, cols), dtype=dtype, device=flat.device)
     if rows == 0:
-        return out.view(*x.shape[:-1], cols)
-    scales, x_scales = weight["scales"], weight["scales"]
+        return out
+    scales = weight["scales"]
     zeros, static = shifts(kind, group, weight)
-    if act:
-        flat, x_scales = round_rows(tiles, flat, act)
     made = tile_kind(tiles, kind, act)
     operand = operands(tiles, made, act, group)
-    t = choose_tile(tiles, operand, cols, width, rows, exact, x.dtype, fours.is_chain(made, **static))
+    t = choose_tile(tiles, operand, cols, width, rows, exact, dtype, fours.is_chain(made, **static))
     length = tiles.product.slice_of(operand, cols, width)
-    k = inputs_of(made, static["GROUP"], t.inner, x.dtype)
+    k = inputs_of(made, static["GROUP"], t.inner, dtype)
     unroll = steps_of(made, t, k)
     if made == "raw8":  # loaded as they are, the matrix unit reads them where they arrive
         flat, packed = (t.view(getattr(torch, tiles.float8)) for t in (flat, packed))
@@ -286,7 +231,7 @@ def linear(
     shared = bool(length) and t.shared and rows <= t.rows
     if shared:
         slices, done = triton.cdiv(width, length), weight["done"]
-        parts = torch.empty(slices * across * t.rows * t.cols, dtype=torch.float32, device=x.device)
+        parts = torch.empty(slices * across * t.rows * t.cols, dtype=torch.float32, device=flat.device)
     product[(down, across, slices)](
         flat, x_scales, packed, scales, zeros, scales if bias is None else bias, out, parts, done, rows, width, cols,
         flat.stride(0), packed.stride(0), KIND=made, **static,
@@ -295,7 +240,7 @@ def linear(
         M=t.rows, N=t.cols, K=k, STAGES=t.stages, UNROLL=unroll, num_warps=t.warps, num_stages=t.stages,
         **declare_dependence(tiles),
     )  # fmt: skip
-    return out.view(*x.shape[:-1], cols)
+    return out
 
 
 def choose_tile(
@@ -447,6 +392,24 @@ def refusal(kind: str, act: str, w: WeightFormat, dtype: str) -> str | None:
     return None if dtype in DTYPES else f"runs {', '.join(DTYPES)}, not {dtype}"
 
 
+def rms_norm_linear(
+    tiles: TileSizes, kind: str, exact: bool, x: Tensor, residual: Tensor | None, norm: Tensor, weight: dict[str, Tensor],
+    bias: Tensor | None = None, *, eps: float, offset: float = 0.0, act: str, group: int = 0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    codes, scales, total = norm_and_round(tiles, x, residual, norm, eps, offset, act)
+    out = multiply(tiles, kind, exact, codes, scales, weight, bias, x.dtype, act=act, group=group)
+    return out.view(*x.shape[:-1], out.shape[1]), total
+
+
+def act_and_mul_linear(
+    tiles: TileSizes, kind: str, exact: bool, x: Tensor, weight: dict[str, Tensor], bias: Tensor | None = None, *, gate: str,
+    act: str, group: int = 0,
+) -> Tensor:  # fmt: skip
+    codes, scales = gate_and_round(tiles, x, gate, act)
+    out = multiply(tiles, kind, exact, codes, scales, weight, bias, x.dtype, act=act, group=group)
+    return out.view(*x.shape[:-1], out.shape[1])
+
+
 def kernels(t: TileSizes) -> tuple[Kernel, ...]:
     part, found, taken = functools.partial, [], Pack(functools.partial(pack, t))
     for name, (kind, act) in FORMATS.items():
@@ -455,7 +418,8 @@ def kernels(t: TileSizes) -> tuple[Kernel, ...]:
             return refusal(kind, act, spec["weight"], spec["dtype"])
 
         for exact in (True,) if name == SCALED else (False, True):
-            run = part(linear, t, kind, exact)
             label = name if exact else f"{name}-variant"
-            found.append(Kernel("linear", label, run, supports=fits, pack=taken, batch_invariant=exact))
+            for f in (linear, *((rms_norm_linear, act_and_mul_linear) if act else ())):
+                supports = refuse_joined(f.__name__, fits)
+                found.append(Kernel(f.__name__, label, part(f, t, kind, exact), supports, pack=taken, batch_invariant=exact))
     return tuple(found)

@@ -17,6 +17,7 @@ from thalweg.hal.ops.heads import head_linear
 from thalweg.hal.ops.history import history_write, resolve_tokens
 from thalweg.hal.ops.hyper import hyper_weights
 from thalweg.hal.ops.indexer import block_attention, block_top, chosen_attention, index_top, index_write
+from thalweg.hal.ops.joined import act_and_mul_linear, rms_norm_linear
 from thalweg.hal.ops.logits import bad_words, logit_bias, penalties, token_mask
 from thalweg.hal.ops.lora import lora_add, lora_experts, lora_rescale, lora_rows
 from thalweg.hal.ops.matmul import embed, linear, linear_argmax
@@ -29,7 +30,8 @@ from thalweg.hal.ops.sampling import draw, logprobs, sample, truncate
 from thalweg.hal.ops.ssm import gated_group_norm, linear_scan, selective_scan, ssd_scan
 
 __all__ = [
-    "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "block_attention", "block_top", "causal_conv",
+    "act_and_mul", "act_and_mul_linear",
+    "activation", "add_rms_norm", "all_ops", "bad_words", "block_attention", "block_top", "causal_conv",
     "channel_delta_gates", "channel_delta_rule", "chosen_attention", "compressed_attention", "cross_attention",
     "cross_weights", "cross_write", "decaying_average", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed", "experts",
     "gated_group_norm", "gated_rms_norm",
@@ -37,7 +39,8 @@ __all__ = [
     "layer_norm", "linear", "linear_argmax", "linear_scan", "logit_bias", "logprobs", "lora_add", "lora_experts",
     "lora_rescale", "lora_rows", "max_pool", "mean_pool", "newest_tokens", "owned_blocks", "pair_inputs", "penalties",
     "pool_windows", "resolve_tokens",
-    "rms_norm", "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan", "token_mask", "truncate",
+    "rms_norm", "rms_norm_linear",
+    "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan", "token_mask", "truncate",
     "verify_drafts",
 ]  # fmt: skip
 
@@ -45,6 +48,8 @@ __all__ = [
 def all_ops() -> dict[str, Op]:
     """Every op by name."""
     found = (
+        rms_norm_linear,
+        act_and_mul_linear,
         embed, linear, linear_argmax, rms_norm, add_rms_norm, rope, act_and_mul, resolve_tokens, history_write, penalties,
         bad_words, logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_rows,
         lora_add, lora_experts, lora_rescale, layer_norm, activation, mean_pool, max_pool, causal_conv, delta_gates, delta_rule,

@@ -25,6 +25,7 @@ ROWS: Mapping[str, tuple[int, ...]] = {
     "head_linear": (0,), "delta_gates": (0, 1), "gated_rms_norm": (0, 1), "sigmoid_mul": (0, 1), "gated_group_norm": (0, 1),
     "channel_delta_gates": (0, 1), "index_top": (0, 1, 4, 5), "chosen_attention": (0, 3, 4),
     "block_top": (0, 3, 4), "block_attention": (0, 4, 5, 6),
+    "rms_norm_linear": (0, 1), "act_and_mul_linear": (0,),
     "compressed_attention": (0, 3, 4, 8), "hyper_weights": (0,), "cross_attention": (0, 4, 5),
 }  # fmt: skip
 """Arguments with one row per token or sequence, for ops with such a result."""
@@ -34,6 +35,8 @@ WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "embed": (1,),
     "linear": (1,),
     "linear_argmax": (1,),
+    "rms_norm_linear": (3,),
+    "act_and_mul_linear": (1,),
     "experts": (3, 4),
     "lora_experts": (3, 4),
     "head_linear": (1,),
@@ -61,8 +64,9 @@ def host_arguments(op: Op, sample: Sample, dtype: str) -> list[torch.Tensor]:
 def spec(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str) -> dict[str, Any]:
     """The facts of a layer that binds this op."""
     out: dict[str, Any] = {"dtype": dtype, **sample.static}
-    if op.name in ("linear", "linear_argmax"):
-        out = {"in_features": args[1].shape[1], "out_features": args[1].shape[0], "weight": DENSE} | out
+    if op.name in ("linear", "linear_argmax", "rms_norm_linear", "act_and_mul_linear"):
+        weight = args[WEIGHTS[op.name][0]]
+        out = {"in_features": weight.shape[1], "out_features": weight.shape[0], "weight": DENSE} | out
     if op.name == "head_linear":
         out |= {"in_features": args[0].shape[2]}
     if op.name in ("embed", "experts", "lora_experts"):

@@ -48,6 +48,47 @@ def test_the_argmax_is_that_of_the_linear_kernel_whose_weight_it_reads(device: D
     np.testing.assert_array_equal(most, whole.max(-1))
 
 
+def test_a_linear_layer_joined_with_a_norm_or_gate_gives_the_bits_of_both(device: Device, case: Any) -> None:
+    """Whether layers offer the joined op must not show."""
+    op, sample, dtype, kernel = case
+    if kernel is None or op.name not in ("rms_norm_linear", "act_and_mul_linear"):
+        pytest.skip("joins nothing")
+    args = cases.host_arguments(op, sample, dtype)
+    bound = cases.bind(op, sample, args, dtype, kernel)
+    if bound.choice.kernel != kernel.name:
+        pytest.skip(f"{kernel.name} refuses: {bound.choice.refused[0][1]}")
+    facts = cases.spec(op, sample, args, dtype)
+    parts = Binder([k for k in device.kernels if k.op != "linear" or (k.pack == kernel.pack and k.name == kernel.name)])
+    linear = parts.bind(ops.linear, **facts)
+    if op is ops.act_and_mul_linear:
+        gate = parts.bind(ops.act_and_mul, dtype=dtype, act=facts["gate"])
+        _assert_same(device, op, bound, args, bound, lambda x, *more: linear(gate(x), *more))
+        return
+    norm = {"dtype": dtype, "size": facts["in_features"]} | {k: facts[k] for k in ("eps", "offset") if k in facts}
+    first, add = parts.bind(ops.rms_norm, **norm), parts.bind(ops.add_rms_norm, **norm)
+
+    def run_parts(x: Any, residual: Any, norm: Any, *more: Any) -> Any:
+        normed, total = add(x, residual, norm)
+        return linear(normed, *more), total
+
+    _assert_same(device, op, bound, args, bound, run_parts)
+    _assert_same(
+        device,
+        op,
+        bound,
+        args,
+        lambda x, r, *more: bound(x, None, *more),
+        lambda x, r, n, *more: (linear(first(x, n), *more), x),
+    )
+
+
+def _assert_same(device: Device, op: Any, bound: Any, args: list[torch.Tensor], f: Any, g: Any) -> None:
+    """f and g of these arguments have the same bits."""
+    each = (cases.run(device, call, cases.put(device, op, bound, args)) for call in (f, g))
+    for got, want in zip(*each, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_a_row_is_the_same_bits_in_any_batch(device: Device, case: Any) -> None:
     op, sample, dtype, kernel = case
     if op.name not in cases.ROWS:

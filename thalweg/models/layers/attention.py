@@ -55,6 +55,8 @@ class Attention:
         self._qkv = Linear(ctx, weights["qkv"])
         self._out = RowLinear(ctx, weights["out"])
         self._low = None if spec.low_rank is None else LowRankProduct(ctx, weights["low"])
+        self.entry = ("qkv", self._qkv) if self._low is None else None
+        """The only reader of its input (`joined.NormedPart`)."""
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.backend, self.spec = _chosen_any(ctx, self.spec)
         self.layout: Any = () if self._reads else self.backend.layout(self.spec, ctx.block_tokens)
@@ -99,7 +101,10 @@ class Attention:
             self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim)
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        qkv = self._qkv(p["qkv"], x, flow)
+        return self.finish(p, self._qkv(p["qkv"], x, flow), flow, x)
+
+    def finish(self, p: Mapping[str, Any], qkv: Array, flow: Flow, x: Array | None = None) -> Array:
+        """The layer after its first product. x: the input, for layers that read it again."""
         qkv = qkv.clamp(-self._clip, self._clip) if self._clip else qkv
         q, *kv = self._apart(qkv if self._low is None else qkv + self._low(p["low"], x, flow))
         gate = kv.pop() if self._own_gate else None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from thalweg.hal import ops
+from thalweg.hal.op import BoundOp, Op
 from thalweg.hal.step import Array
 from thalweg.models.adapters import LinearAdapter
 from thalweg.models.context import Context
@@ -25,9 +26,16 @@ class Product:
     def __init__(self, ctx: Context, weight: Weight) -> None:
         form = ctx.format(weight)
         outputs, inputs = weight.shape(ctx.mesh.tensor.size)
-        self._op = ctx.bind(ops.linear, in_features=inputs, out_features=outputs, **linear_spec(form))
+        self._facts = {"in_features": inputs, "out_features": outputs, **linear_spec(form)}
+        self._op = ctx.bind(ops.linear, **self._facts)
         self._prepares = form.reordered or form.smoothed
         self.spec = ParamSpec(weight, ctx.dtype, self._op.pack, form)
+
+    def offer(self, ctx: Context, op: Op, **facts: Any) -> BoundOp | None:
+        """An op that ends in this product, over the same packed weight. None where the device has no kernel for both."""
+        if self._prepares:
+            return None
+        return ctx.binder.offer(op, self._op, dtype=ctx.dtype, **self._facts, **facts)
 
     def __call__(self, x: Array, p: Any, bias: Array | None) -> Array:
         """p: the kernel's packed weight. With prepared inputs, a dict with that ("weight"), "perm" and "in_scale"."""
@@ -80,6 +88,12 @@ class Linear:
         if "bias" in weights:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
 
+    def offer(self, ctx: Context, op: Op, **facts: Any) -> BoundOp | None:
+        """As `Product.offer`, for the whole layer: called with its inputs, "weight" and "bias"."""
+        if self._adapter is not None or self._clip is not None or len(self._products) > 1:
+            return None
+        return self._products[0].offer(ctx, op, **facts)
+
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow | None) -> Array:
         y = self._multiply(p, x)
         return y if self._adapter is None else self._adapter(y, x, flow)
@@ -124,13 +138,21 @@ class RowLinear:
             bias = divide_outputs(weights["bias"], self._comm.size) if self._gathers and self._shares else weights["bias"]
             self.specs["bias"] = ParamSpec(bias, ctx.dtype)
 
-    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow | None, read: bool = False) -> Array:
+    def offer(self, ctx: Context, op: Op, **facts: Any) -> BoundOp | None:
+        """As `Product.offer`: the argument `product` of a call, whose x are then the op's inputs."""
+        if self._adapter is not None or self._clip is not None or self._gathers:
+            return None
+        return self._product.offer(ctx, op, **facts)
+
+    def __call__(
+        self, p: Mapping[str, Any], x: Array, flow: Flow | None, read: bool = False, product: BoundOp | None = None
+    ) -> Array:
         bias = p.get("bias")
         if self._clip is not None:  # of encoders, which no rank divides
             return self._clip(p["clip"], 0, x, partial(self._product, p=p["weight"], bias=bias))
         if self._gathers:
             x = self._comm.all_gather(x.contiguous())
-        y = self._product(x, p["weight"], bias if self._comm.size == 1 or self._gathers else None)
+        y = (product or self._product)(x, p["weight"], bias if self._comm.size == 1 or self._gathers else None)
         if self._adapter is not None:  # of this rank's inputs, so that the sum over ranks is that of the whole adapter
             y = self._adapter(y, x, flow, read)
         if self._comm.size == 1:

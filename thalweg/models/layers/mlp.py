@@ -27,13 +27,21 @@ class GatedMLP:
         if is_gate(act):
             self._act = ctx.bind(ops.act_and_mul, act=act, size=self._in.outputs[0])
         self._out = RowLinear(ctx, weights["down"])
+        self._joined = self._out.offer(ctx, ops.act_and_mul_linear, gate=act) if is_gate(act) else None
+        self.entry = ("gate_up", self._in)
+        """The only reader of its input (`joined.NormedPart`)."""
         self.specs = {"gate_up": self._in.specs, "down": self._out.specs}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        both = self._in(p["gate_up"], x, flow)
+        return self.finish(p, self._in(p["gate_up"], x, flow), flow)
+
+    def finish(self, p: Mapping[str, Any], both: Array, flow: Flow) -> Array:
+        """The layer after its first product, gate and up [T, 2 * inner] -> [T, hidden]."""
         if self._scale != 1.0:
             gate, up = both.chunk(2, -1)
             both = torch.cat((gate * self._scale, up), -1)
+        if self._joined is not None:
+            return self._out(p["down"], both, flow, product=self._joined)
         return self._out(p["down"], self._act(both), flow)
 
 

@@ -26,9 +26,10 @@ class RMSNorm:
     """x [T, size] -> [T, size]."""
 
     def __init__(self, ctx: Context, spec: Norm, weights: Mapping[str, Any]) -> None:
-        facts = norm_facts(spec.eps, spec.offset)
+        self.facts = facts = norm_facts(spec.eps, spec.offset)
         self._norm = ctx.bind(ops.rms_norm, size=spec.size, **facts)
         self._add = ctx.bind(ops.add_rms_norm, size=spec.size, **facts) if spec.weight else None
+        self.weighted = self._add is not None
         self.specs = {name: ParamSpec(w, ctx.dtype) for name, w in weights.items()}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
