@@ -107,7 +107,7 @@ class ClipReply:
                 else:
                     await self._add(output)
         if self.request.has_timestamps:
-            return pieces.write_timed(found, self.request, self.audio, "transcribe", 0.0)
+            return pieces.write_timed(found, self.request, self.audio, "transcribe")
         if form == "text":
             return Response(self.text + "\n", media_type="text/plain")
         return respond({"text": self.text, "usage": pieces.write_usage(self.audio)})

@@ -32,6 +32,7 @@ class TranscriptSegment:
     """Mean of the window's tokens."""
     no_speech: float | None = None
     """Probability that nobody speaks in its window. None: unknown."""
+    temperature: float = 0.0
     words: list[TimedWord] | None = None
     """None: without times."""
 
@@ -85,12 +86,12 @@ def cut(
         yield build_piece(seconds)
 
 
-def verbose(pieces: Iterable[TranscriptSegment], temperature: float) -> list[dict[str, Any]]:
+def verbose(pieces: Iterable[TranscriptSegment]) -> list[dict[str, Any]]:
     return [
         {
             "id": i, "seek": round(p.offset * 100), "start": round(p.start, 3), "end": round(p.end, 3), "text": p.text,
-            "tokens": p.tokens, "temperature": temperature, "avg_logprob": p.logprob,
-            "compression_ratio": _ratio(p.text), "no_speech_prob": p.no_speech,
+            "tokens": p.tokens, "temperature": p.temperature, "avg_logprob": p.logprob,
+            "compression_ratio": compression_ratio(p.text), "no_speech_prob": p.no_speech,
         }
         for i, p in enumerate(pieces)
     ]  # fmt: skip
@@ -106,9 +107,7 @@ def list_words(pieces: Iterable[TranscriptSegment]) -> list[dict[str, Any]]:
     ]
 
 
-def write_timed(
-    found: Sequence[TranscriptSegment], request: AudioRequest, audio: WindowedAudio, task: str, temperature: float
-) -> Response:
+def write_timed(found: Sequence[TranscriptSegment], request: AudioRequest, audio: WindowedAudio, task: str) -> Response:
     """The answer in a format with times."""
     form, asked = request.response_format, request.granularities
     if form in ("srt", "vtt"):
@@ -117,7 +116,7 @@ def write_timed(
         "task": task, "language": audio.language, "duration": round(audio.seconds, 3),
         "text": "".join(p.text for p in found).strip(),
         "words": list_words(found) if "word" in asked else None,
-        "segments": None if asked == {"word"} else verbose(found, temperature),
+        "segments": None if asked == {"word"} else verbose(found),
         "usage": write_usage(audio),
     })  # fmt: skip
 
@@ -146,7 +145,7 @@ def _clock(seconds: float, point: str) -> str:
     return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{point}{ms % 1000:03}"
 
 
-def _ratio(text: str) -> float:
+def compression_ratio(text: str) -> float:
     """How well it compresses: a text that repeats itself does so well."""
     raw = text.encode()
     return len(raw) / len(zlib.compress(raw)) if raw else 1.0

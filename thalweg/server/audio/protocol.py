@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from thalweg.server.core.fields import refuse_asked
-from thalweg.server.core.schema import Flag, RequestFields, SamplingFields, Whole
+from thalweg.server.core.schema import Flag, Number, RequestFields, SamplingFields, Whole
 from thalweg.server.errors import ApiError
 from thalweg.server.http.multipart import MultipartPart
 
@@ -27,6 +27,11 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
 }
 """Fields that change the answer and are not honoured, each with the values that ask for nothing."""
 INSTEAD = {"hotwords": "prompt", "chunking_strategy": "auto"}
+WINDOW_FIELDS = (
+    "temperature_increment_on_fallback", "compression_ratio_threshold", "logprob_threshold", "no_speech_threshold", "best_of",
+    "condition_on_previous_text",
+)  # fmt: skip
+"""How Whisper's windows are decoded, as OpenAI's `whisper` command names it."""
 Form = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
 
@@ -39,6 +44,13 @@ class AudioRequest(SamplingFields, RequestFields):
     stream: Flag | None = False
     stream_include_usage: Flag | None = False
     stream_continuous_usage_stats: Flag | None = False
+    temperature_increment_on_fallback: Annotated[Number, Field(ge=0, le=1)] | None = None
+    """A window that fails is decoded again at a temperature higher by this. 0: it is not."""
+    compression_ratio_threshold: Annotated[Number, Field(gt=0)] | None = None
+    logprob_threshold: Number | None = None
+    no_speech_threshold: Annotated[Number, Field(ge=0, le=1)] | None = None
+    best_of: Annotated[Whole, Field(ge=1, le=20)] | None = None
+    condition_on_previous_text: Flag | None = False
     max_completion_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
     """Of each window."""
 
@@ -55,6 +67,11 @@ class AudioRequest(SamplingFields, RequestFields):
     def has_timestamps(self) -> bool:
         """Does the answer tell times?"""
         return self.response_format in ("verbose_json", "srt", "vtt")
+
+    @property
+    def decodes_timestamps(self) -> bool:
+        """Does the model write times, in the answer or not?"""
+        return self.has_timestamps or bool(self.condition_on_previous_text)
 
 
 def fields_of(parts: Mapping[str, MultipartPart]) -> tuple[dict[str, Any], bytes]:
@@ -78,8 +95,12 @@ def fields_of(parts: Mapping[str, MultipartPart]) -> tuple[dict[str, Any], bytes
     return fields, file.data
 
 
-def check(request: AudioRequest, timed: bool, heads: int) -> None:
-    """ApiError for fields that do not go together. timed, heads: as `Recognizer` has them."""
+def check(request: AudioRequest, timed: bool, heads: int, falls_back: bool) -> None:
+    """ApiError for fields that do not go together. timed, heads, falls_back: as `Recognizer` has them."""
+    for field in WINDOW_FIELDS:
+        if getattr(request, field) not in (None, False) and not (falls_back and not request.stream):
+            why = "not in a stream, because a window may be decoded again" if falls_back else "this model does not support it"
+            raise ApiError(f"{field}: {why}; omit it", field)
     asked = request.granularities
     name = "timestamp_granularities"
     if odd := sorted(asked - {"word", "segment"}):

@@ -74,6 +74,8 @@ class Recognizer(ABC):
 
     timed = False
     """Can its transcripts have times?"""
+    falls_back = False
+    """Can its windows be decoded again, or in order (`protocol.WINDOW_FIELDS`)?"""
     longest: int
     """Samples that it transcribes at once."""
     heads = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 from thalweg.config import SpeechConfig
@@ -75,9 +75,10 @@ class WhisperTokens:
             raise ApiError(f"language: this model is English-only; got {asked!r}", "language")
         return "en"
 
-    def prompt(self, language: str, task: str, timed: bool, before: str) -> list[int]:
-        """The prompt of a transcript. before: preceding text. ApiError."""
-        ids = self._before(before) if before.strip() else []
+    def prompt(self, language: str, task: str, timed: bool, before: Sequence[int]) -> list[int]:
+        """The prompt of a transcript. before: preceding tokens, of which it has the end: as many as the model was trained on,
+        half of its context. ApiError."""
+        ids = [self._id("<|startofprev|>"), *before[-(self._max_len // 2 - 1) :]] if before else []
         ids.append(self.start)
         if self.languages:
             ids += [self.languages[language], self._id(f"<|{task}|>")]
@@ -85,8 +86,9 @@ class WhisperTokens:
             raise ApiError("model: it is English-only; translation is not supported", "model")
         return ids if timed else [*ids, self.no_times]
 
-    def _before(self, text: str) -> list[int]:
-        """The end of the text, as much as the model was trained on: half of its context."""
+    def encode_before(self, text: str) -> list[int]:
+        """Text that precedes a transcript."""
+        if not text.strip():
+            return []
         text = " " + text.strip()
-        ids = self._tokenizer.encode_with_data(text, [(0, len(text))], False)
-        return [self._id("<|startofprev|>"), *ids[-(self._max_len // 2 - 1) :]]
+        return self._tokenizer.encode_with_data(text, [(0, len(text))], False)

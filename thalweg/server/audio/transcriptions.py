@@ -21,8 +21,9 @@ from thalweg.server.audio.plain import PlainRecognizer
 from thalweg.server.audio.prompted import PromptedRecognizer
 from thalweg.server.audio.protocol import AudioRequest, check, fields_of
 from thalweg.server.audio.recognizer import Recognizer, WindowedAudio
+from thalweg.server.audio.timed import TimedTranscript
 from thalweg.server.audio.timed_stream import StreamRecognizer
-from thalweg.server.audio.whisper import TimedTranscript, WhisperRecognizer
+from thalweg.server.audio.whisper import WhisperRecognizer
 from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.sampling import shared_fields
 from thalweg.server.core.serving import Serving
@@ -59,7 +60,7 @@ async def _answer(serving: Serving, http: Request, task: str) -> Response:
     fields, data = fields_of(parts)
     del parts
     request = serving.fields.parse(AudioRequest, fields)
-    check(request, recognizer.timed, recognizer.heads)
+    check(request, recognizer.timed, recognizer.heads, recognizer.falls_back)
     serving.model_name(request.model)
     if len(data) > recognizer.most_bytes:
         raise ApiError(f"file: {len(data)} bytes; at most {recognizer.most_bytes} are taken: send it in parts", "file", 413)
@@ -83,12 +84,12 @@ async def _answer(serving: Serving, http: Request, task: str) -> Response:
 def build_params(recognizer: Recognizer, request: AudioRequest, audio: WindowedAudio | None) -> SamplingParams:
     """Of every window. audio: None, where it is not complete."""
     fields = {name: value for name in shared_fields(AudioRequest) if (value := getattr(request, name)) is not None}
-    if request.has_timestamps and isinstance(recognizer, WhisperRecognizer):
+    if request.decodes_timestamps and isinstance(recognizer, WhisperRecognizer):
         fields |= recognizer.timed_fields()
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(
         max_tokens=request.max_completion_tokens or (None if audio is None else recognizer.limit(audio)), output_kind=kind,
-        detokenize=not request.has_timestamps, **{"temperature": 0.0, **fields},
+        detokenize=not request.decodes_timestamps, **{"temperature": 0.0, **fields},
     )  # fmt: skip
 
 
@@ -116,14 +117,19 @@ class TranscriptReply(TurnReply):
 
     async def transcript(self) -> Response:
         """The whole answer, in the requested format."""
-        form = self.request.response_format
-        if self.request.has_timestamps:
+        form, text = self.request.response_format, ""
+        if self.request.decodes_timestamps:
             assert isinstance(self.recognizer, WhisperRecognizer)
-            found = await TimedTranscript(self.recognizer, self.job, self.request, self.audio).transcribe()
-            return pieces.write_timed(found, self.request, self.audio, self.task, self.job.params.temperature)
-        outputs = await self.serving.run(self.job)
-        texts = [f.push(o.outputs[0].text) + f.finish() for f, o in zip(self._filters, outputs, strict=True)]
-        text = ""
+            found = await TimedTranscript(self.recognizer, self.job, self.request, self.audio, self.task).transcribe()
+            if self.request.has_timestamps:
+                return pieces.write_timed(found, self.request, self.audio, self.task)
+            texts = [piece.text for piece in found]
+        elif isinstance(self.recognizer, WhisperRecognizer):
+            decoded = await self.recognizer.open_decoder(self.request).decode(self.job)
+            texts = ["" if each.is_silent else each.text for each in decoded]
+        else:
+            outputs = await self.serving.run(self.job)
+            texts = [f.push(o.outputs[0].text) + f.finish() for f, o in zip(self._filters, outputs, strict=True)]
         for each in texts:
             text += self.recognizer.join(text, each) + each
         text = text.strip()
