@@ -112,6 +112,28 @@ def test_a_llama_that_sees_both_ways(tmp_path: Path) -> None:
     close(path, want=seen)
 
 
+@pytest.mark.parametrize("name", ["qwen2", "mistral"])
+def test_a_decoder_that_is_not_causal_sees_both_ways(name: str, tmp_path: Path) -> None:
+    """`is_causal` in config.json, as of gte-Qwen2. Mistral has a window."""
+    more = {"sliding_window": 9} if name == "mistral" else {}
+    path = make_encoder(name, tmp_path, is_causal=False, **more)
+    assert read_config(path)["is_causal"] is False
+    close(path)
+
+
+def test_a_decoder_that_is_not_causal_does_not_generate(tmp_path: Path) -> None:
+    path = make_checkpoint("qwen2", tmp_path, tokenizer=False)
+    edit_config(path, is_causal=False)
+    config = read_config(path)
+    with pytest.raises(UnsupportedModelError, match=r"is_causal: false: .* --runner pooling"):
+        registry.family(config)(config)
+    path = make_encoder("lfm2", tmp_path)
+    edit_config(path, is_causal=False, architectures=["Lfm2Model"])
+    config = read_config(path)
+    with pytest.raises(UnsupportedModelError, match="is_causal: false is not supported for this architecture"):
+        registry.family(config)(config)
+
+
 def test_a_qwen_that_sees_both_ways_and_makes_its_vectors_longer(tmp_path: Path) -> None:
     path = make_encoder("qwen3", tmp_path)
     weights, longer = path / "model.safetensors", torch.randn(72, 48, generator=torch.Generator().manual_seed(5))

@@ -553,7 +553,7 @@ def _reader(found: Family, tail: Callable[[ModelSpec, Mapping[str, Any]], ModelS
         spec = found(config)
         check_rope(config, [key for rope in spec.ropes for key in rope.keys])
         spec = tying.adapt(spec, config)
-        return spec if tail is None else tail(spec, config)
+        return tails.apply_causality(spec if tail is None else tail(spec, config), config)
 
     return read
 

@@ -36,6 +36,26 @@ def bidirectional(spec: ModelSpec) -> ModelSpec:
     return replace(spec, layers=tuple(layers))
 
 
+def apply_causality(spec: ModelSpec, config: Config) -> ModelSpec:
+    """With `is_causal` false, every layer of a decoder attends in both directions. A window then is the distance to the
+    farthest token on either side, as transformers masks it."""
+    if flag(config, "is_causal", True) or not spec.causal:
+        return spec
+    if spec.pooling is None:
+        raise UnsupportedModelError(
+            "config.json: is_causal: false: a model with bidirectional attention does not generate; --runner pooling serves "
+            "its vectors"
+        )
+    if not all(isinstance(layer.mixer, Attention) for layer in spec.layers):
+        raise UnsupportedModelError("config.json: is_causal: false is not supported for this architecture")
+    layers = []
+    for layer in bidirectional(spec).layers:
+        assert isinstance(layer.mixer, Attention)
+        window = layer.mixer.window
+        layers.append(replace(layer, mixer=replace(layer.mixer, window=window + 1)) if window else layer)
+    return replace(spec, layers=tuple(layers))
+
+
 def of_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
     """A number per class of every token's state."""
     return attach_tail(spec, token_classes(config, mode="last", out="score"))
