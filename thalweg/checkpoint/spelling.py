@@ -74,6 +74,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt2": _GPT,
     "gpt_bigcode": _GPT,
     "gptj": _GPT,
+    "jais": _GPT,
     "openai-gpt": _GPT,
     "gpt_neo": {"num_heads": "num_attention_heads", "num_layers": "num_hidden_layers"},
     "qwen": {"rotary_emb_base": "rope_theta", "layer_norm_epsilon": "rms_norm_eps", "kv_channels": "head_dim"},

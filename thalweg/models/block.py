@@ -47,6 +47,7 @@ from thalweg.models.layers.rwkv import AverageMix, ChannelMix, DeltaMix
 from thalweg.models.layers.short_conv import ShortConv
 from thalweg.models.layers.shortcut import ShortcutExperts
 from thalweg.models.layers.sparse import SparseGatedMLP
+from thalweg.models.layers.stream_skip import StreamSkip
 from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.layers.xielu import XieluMLP
 
@@ -94,6 +95,7 @@ AROUND: Mapping[type, Callable[..., Any]] = {
     spec.MemoryPart: MemoryPart,
     spec.GatedResidual: GatedResidual,
     spec.ResidualGate: ResidualGate,
+    spec.StreamSkip: StreamSkip,
     spec.DepthAttention: DepthAttention,
 }
 

@@ -59,6 +59,8 @@ class Flow:
     """[rows, hidden]: embeddings of token distances, in models whose layers read them."""
     carried: Array | None = None
     """[T, hidden]: an MoE output that a later layer adds."""
+    saved: dict[int, Array] = field(default_factory=dict)
+    """[T, hidden]: residual streams that later layers mix with theirs, by the number of their place."""
     first_values: Array | None = None
     """[T, inner]: the values of the first layer, which later ones mix with theirs (RWKV-7)."""
     chosen: Array | None = None

@@ -61,6 +61,7 @@ from thalweg.models.spec.short_conv import ShortConv
 from thalweg.models.spec.shortcut import ShortcutMoE
 from thalweg.models.spec.sparse import SparseMLP
 from thalweg.models.spec.speech import SpeechEncoder
+from thalweg.models.spec.stream_skip import StreamSkip
 from thalweg.models.spec.swin_source import SwinSource
 from thalweg.models.spec.text_encoder import TextEncoder
 from thalweg.models.spec.tile_source import TileSource
@@ -164,6 +165,7 @@ __all__ = [
     "SourceMLP",
     "SparseMLP",
     "SpeechEncoder",
+    "StreamSkip",
     "Streams",
     "SwinSource",
     "TextEncoder",

@@ -23,6 +23,8 @@ class MLP:
     """The tensor that holds gate and up; "" = one tensor each."""
     gate_scale: float = 1.0
     """Of the gate, before act."""
+    turned: bool = False
+    """Matrices are stored [inputs, outputs]."""
     swapped: bool = False
     """That tensor holds up first."""
     cut: float = 0.0
@@ -44,11 +46,13 @@ class MLP:
     def weights(self, at: str, hidden: int) -> Weights:
         at = f"{at}{self.name}."
         parts = {f"{at}{self.gate}": self.inner, f"{at}{self.up}": self.inner}
-        made = linear(parts, hidden, shard=0, bias=self.bias, fused=f"{at}{self.fused}" if self.fused else "")
+        made = linear(parts, hidden, shard=0, bias=self.bias, turned=self.turned,
+                      fused=f"{at}{self.fused}" if self.fused else "")  # fmt: skip
         if self.swapped:  # the layer wants the gate's rows first
             made = {key: replace(w, sources=w.sources[::-1]) for key, w in made.items()}
         down_bias = self.bias if self.down_bias is None else self.down_bias
-        return {"gate_up": made, "down": linear({f"{at}{self.down}": hidden}, self.inner, shard=1, bias=down_bias)}
+        down = linear({f"{at}{self.down}": hidden}, self.inner, shard=1, bias=down_bias, turned=self.turned)
+        return {"gate_up": made, "down": down}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

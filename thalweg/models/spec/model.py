@@ -26,6 +26,7 @@ from thalweg.models.spec.residual_gate import ResidualGate
 from thalweg.models.spec.rope import Rope
 from thalweg.models.spec.sam import SamSpec
 from thalweg.models.spec.speech import SpeechEncoder
+from thalweg.models.spec.stream_skip import StreamSkip
 from thalweg.models.spec.swin_source import SwinSource
 from thalweg.models.spec.text_encoder import TextEncoder
 from thalweg.models.spec.tile_source import TileSource
@@ -38,7 +39,7 @@ from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_v
 if TYPE_CHECKING:
     from thalweg.models.spec.mtp import MTPSpec
 
-Around = LayerEnding | AltUp | HyperConnection | GatedResidual | ResidualGate | MemoryPart | DepthAttention
+Around = LayerEnding | AltUp | HyperConnection | GatedResidual | ResidualGate | MemoryPart | StreamSkip | DepthAttention
 ENTRY = ("embed", "speech", "text", "learned", "inputs", "streams", "embed_norm", "embed_projection", "vision", "audio")
 """Keys of parameters that only the first stage has."""
 TAIL = ("norm", "head", "classes", "lexical", "dense")
