@@ -36,6 +36,7 @@ class TransformersModel:
     reader = ConvertedFiles
     vision = None
     audio = None
+    voice = None
     has_argmax = False
     cache_scales: frozenset[str] = frozenset()
     adapters = None
