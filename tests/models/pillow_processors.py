@@ -38,7 +38,9 @@ class Pillow(TorchvisionBackend):
         made = [np.array(Image.fromarray(each).resize((size.width, size.height), resample)) for each in flat]
         return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).reshape(*image.shape[:-2], size.height, size.width)
 
-    def pad(self, images: torch.Tensor, pad_size: Any, **more: Any) -> torch.Tensor:
+    def pad(self, images: Any, pad_size: Any, **more: Any) -> Any:
+        if isinstance(images, list):
+            return [self.pad(each, pad_size) for each in images]
         over = pad_size.width - images.shape[-1], pad_size.height - images.shape[-2]
         return torch.nn.functional.pad(images, (0, over[0], 0, over[1]))
 

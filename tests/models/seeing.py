@@ -319,7 +319,7 @@ def processor(name: str) -> Any:
 
 ON_PILLOW = {
     "Llama4ImageProcessor": "llama4", "Kimi_K25ImageProcessor": "kimi_k25", "Lfm2VlImageProcessor": "lfm2_vl",
-    "NemotronH_Omni_Reasoning_V3ImageProcessor": "nemotron_h_omni",
+    "NemotronH_Omni_Reasoning_V3ImageProcessor": "nemotron_h_omni", "Step3p7ImageProcessor": "step3p7",
 }  # fmt: skip
 """By class, the module of those that need torchvision."""
 

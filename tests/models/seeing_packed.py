@@ -91,4 +91,23 @@ PACKED: dict[str, Seeing] = {
             ("keye", Keye, "KeyeForConditionalGeneration"), ("keye-1.5", Keye15, "KeyeVL1_5ForConditionalGeneration"),
         )
     },
+    "step-3.7": Seeing(
+        config(
+            "Step3p7Config",
+            {
+                "num_hidden_layers": 3, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                "share_expert_dim": 32, "sliding_window": 40, "num_sliding_attention_heads": 6, "moe_layers_enum": "1,2",
+                "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "max_position_embeddings": 2048,
+            },
+            {
+                "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56, "patch_size": 7,
+                "mlp_ratio": 1.5,
+            }, "<image>", projector_bias=True,
+        ),
+        "<image>", "<image>", "Step3p7ImageProcessor",
+        {"size": {"height": 56, "width": 56}, "patch_size": 28, "max_image_size": 84, "vision_patch_size": 7},
+        ("num_local_patches",), writer="Step3p7Processor",
+        holds={"image_feature_placeholder": 4 * "<image>", "patch_feature_placeholder": "<image>"},
+        engine={"max_model_len": 1024, "num_gpu_blocks_override": 200},
+    ),
 }  # fmt: skip

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from thalweg.media.processors.minicpm_v_2 import MiniCpmV2
     from thalweg.media.processors.nemotron_vl import NemotronOmni, NemotronTiles
     from thalweg.media.processors.qwen_vl import QwenVL
+    from thalweg.media.processors.step3 import Step3
 
 F32, I32 = np.float32, np.int32
 
@@ -37,7 +38,7 @@ class PatchInputs:
     lengths: Sequence[int]
     """Patches that see each other, in order."""
     keep: np.ndarray
-    """i32[N]: patches that yield vectors. Patches merged into one vector are adjacent."""
+    """i32[N]: patches that yield vectors. Patches merged into one vector are adjacent. -1: zeros."""
     place: np.ndarray | None = None
     """i32[T, near]: rows of the learned table that tell where a patch is."""
     share: np.ndarray | None = None
@@ -175,6 +176,29 @@ def cropped_places(p: NemotronOmni | NemotronTiles, view: np.ndarray) -> PatchIn
         I32(p.first) + merge_order(rows, columns, p.merge), place=np.concatenate([before, place + I32(p.first)]),
         share=np.concatenate([only, share]),
     )  # fmt: skip
+
+
+def convolved_patches(p: Step3, view: np.ndarray) -> PatchInputs:
+    """Rotary positions of columns before those of rows, a table of places stretched over the square, and two convolutions of
+    3 x 3 patches with strides of 2: each vector is of 9 groups of 9 patches."""
+    rows, columns = (edge // p.patch for edge in view.shape[:2])
+    order = np.arange(rows * columns, dtype=I32)
+    down, across = np.divmod(order, columns)
+    place, share = spread(order, rows, columns, p.table, cubic=False)
+    first = stride_windows(order.reshape(rows, columns)).reshape(-(-rows // 2), -(-columns // 2), 9)
+    at = stride_windows(np.arange(first.shape[0] * first.shape[1], dtype=I32).reshape(first.shape[:2]))
+    keep = np.where(at[..., None] < 0, I32(-1), first.reshape(-1, 9)[at]).reshape(-1)
+    return PatchInputs(
+        cut(normalize(view, p), p.patch), [order.size], keep, place, share, angles(across, down, p.head_dim, 1e4, False)
+    )  # fmt: skip
+
+
+def stride_windows(grid: np.ndarray) -> np.ndarray:
+    """i32[rows, columns] -> [rows / 2 * columns / 2, 9], both rounded up: the 3 x 3 around every other place, -1 beyond the
+    grid."""
+    wide = np.pad(grid, 1, constant_values=-1)
+    windows = np.lib.stride_tricks.sliding_window_view(wide, (3, 3))[::2, ::2]
+    return np.ascontiguousarray(windows).reshape(-1, 9)
 
 
 def rotary_patches(p: ImageProcessor, view: np.ndarray, merge: int, head_dim: int, theta: float, apart: bool) -> PatchInputs:
@@ -436,7 +460,7 @@ def together(parts: Sequence[PatchInputs], group: int, shrunk: int = 1) -> Patch
     begins = np.cumsum([0, *(len(p.value) // shrunk for p in parts)], dtype=I32)
     out = PatchInputs(
         np.concatenate([p.value for p in parts]), [n for p in parts for n in p.lengths],
-        np.concatenate([p.keep + at for p, at in zip(parts, begins, strict=False)]),
+        np.concatenate([np.where(p.keep < 0, p.keep, p.keep + at) for p, at in zip(parts, begins, strict=False)]),
     )  # fmt: skip
     if any(p.place is not None for p in parts):
         out.place, out.share = _pad([(p.place, p.share) for p in parts])
@@ -474,10 +498,12 @@ def concat_views(parts: Sequence[PatchInputs]) -> PatchInputs:
         return np.pad(each, ((0, 0), (0, near - each.shape[1])))
 
     begins = np.cumsum([0, *(len(p.value) for p in parts)], dtype=I32)
+    turns = [p.turn for p in parts if p.turn is not None]
     return PatchInputs(
         np.concatenate([p.value for p in parts]), [n for p in parts for n in p.lengths],
-        np.concatenate([p.keep + at for p, at in zip(parts, begins, strict=False)]),
+        np.concatenate([np.where(p.keep < 0, p.keep, p.keep + at) for p, at in zip(parts, begins, strict=False)]),
         place=np.concatenate([pad(p.place) for p in parts]), share=np.concatenate([pad(p.share) for p in parts]),
+        turn=np.concatenate(turns) if turns else None,
     )  # fmt: skip
 
 

@@ -78,6 +78,8 @@ def _view(image: Image.Image, view: View, resample: int, resized: dict[tuple[obj
         image = made
     if view.box is not None:
         image = image.crop(view.box)
+    if view.after is not None and view.after != image.size:
+        image = image.resize(view.after, Image.Resampling(resample))
     return Picture(image.width, image.height, image.tobytes())
 
 

@@ -64,6 +64,7 @@ from thalweg.media.processors.sam import (
     deepseek_ocr2_chat,
     got_ocr2,
 )
+from thalweg.media.processors.step3 import Step3, step3p7
 from thalweg.media.processors.tiles import (
     AyaVision,
     CommandAVision,
@@ -123,6 +124,7 @@ Processor = (
     | Phi3V
     | Pixtral
     | QwenVL
+    | Step3
     | TiledImages
     | VideoLlama3
 )
@@ -226,6 +228,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "SiglipModel": clip_vector,
     "SkyworkR1VChatModel": internvl_chat,
     "SmolVLMForConditionalGeneration": idefics3,
+    "Step3p7ForConditionalGeneration": step3p7,
     "VideoLlama3ForConditionalGeneration": video_llama_3,
     "VisionEncoderDecoderModel": _vision_encoder_decoder,
     "VideoLlavaForConditionalGeneration": video_llava,

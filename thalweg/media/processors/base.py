@@ -33,6 +33,8 @@ class View(msgspec.Struct, frozen=True):
     """Left, top, right, bottom. The area beyond the image is black."""
     part: tuple[int, int, int, int] | None = None
     """The same of the area that is resized. None: the whole image."""
+    after: Size | None = None
+    """The crop is resized to this."""
 
 
 class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):

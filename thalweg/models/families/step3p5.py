@@ -1,4 +1,4 @@
-"""Step 3.5 Flash, and the text part of Step 3.7: gated attention heads, sliding windows on three of four layers with other
+"""Step 3.5 Flash, and Step 3.7 with images: gated attention heads, sliding windows on three of four layers with other
 heads and RoPE settings, sigmoid router with expert bias, a shared expert."""
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import attention, decoder, eps, hidden_size, layer_count, layer_types, mlp, rope
 from thalweg.models.families.deepseek import drafts
 from thalweg.models.families.mixtures import sparse
-from thalweg.models.families.multimodal import blind
+from thalweg.models.families.multimodal import blind, is_blind, seeing
+from thalweg.models.families.towers.step3 import INSIDE, NAMES, step3
 from thalweg.models.spec import MLP, Attention, HeadNorm, Layer, ModelSpec, MoE, MTPSpec, Names, Norm, Norms
 
 WINDOW, FULL = "sliding_attention", "full_attention"
@@ -53,14 +54,17 @@ def _module(spec: ModelSpec, layer: Layer, eps: float, offset: float) -> MTPSpec
 
 
 def step3p7(config: Config) -> ModelSpec:
-    """Step 3.7 Flash, for text: Step 3.5 under a vision encoder. Two spellings of its settings are read, that of published
+    """Step 3.7 Flash: Step 3.5 with a vision encoder. Two spellings of its settings are read, that of published
     files, and that of transformers, which names layer types instead of listing values."""
     absent = {
         "num_attention_groups": 8, "moe_num_experts": 288, "moe_top_k": 8, "use_moe_router_bias": True,
         "share_expert_dim": 1280, "moe_intermediate_size": 1280,
     }  # fmt: skip
     spec = step3p5({**absent, **_translate(config)})
-    return blind(spec, "vit_large_projector.", "vit_downsampler")
+    if is_blind(config):
+        return blind(spec, "vit_large_projector.", "vit_downsampler")
+    names = spec.names
+    return seeing(spec, config, step3, replace=NAMES, inside=(*names.inside, *INSIDE), skip=names.skip)
 
 
 def _translate(config: Config) -> dict[str, Any]:

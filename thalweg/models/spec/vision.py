@@ -49,6 +49,9 @@ class ProjectorLayer:
     """Before `act`."""
     kernel: tuple[int, ...] = ()
     """It is stored as a convolution over the concatenated vectors, of this shape for each output; () = as a matrix."""
+    parts: int = 1
+    """Of the first layer: it is applied to each of so many parts of the `group`, whose outputs are joined as the group's are. A
+    part without patches yields zeros."""
 
     def weights(self, root: str) -> Weights:
         parts = {f"{root}{name}": self.outputs for name in (self.name, self.up) if name}
@@ -85,6 +88,8 @@ class ProjectorSpec:
     root: str
     steps: tuple[ProjectorLayer, ...]
     group: int = 1
+    padded: bool = False
+    """-1 in place of a patch means zeros."""
     join: Literal["rows", "channels", "mean"] = "rows"
     """rows: vectors are concatenated. channels: each channel of all vectors, then the next. mean: their mean."""
     learned: tuple[tuple[str, tuple[int, ...]], ...] = ()

@@ -33,7 +33,8 @@ class Projector:
     """[T, hidden] -> [N, hidden of the language model]."""
 
     def __init__(self, ctx: Context, s: spec.ProjectorSpec, weights: Mapping[str, Any]) -> None:
-        self._group, self._join = s.group, s.join
+        self._group, self._join, self._padded = s.group, s.join, s.padded
+        self._parts = s.steps[0].parts if s.steps else 1
         self._before = None if s.before is None else build_norm(ctx, s.before, weights["before"])
         self._after: list[BoundNorm] = [build_norm(ctx, norm, weights["after"][i]) for i, norm in enumerate(s.after)]
         self._steps = [Linear(ctx, weights["steps"][i]) for i in range(len(s.steps))]
@@ -61,14 +62,18 @@ class Projector:
             self.specs["after"] = {i: norm.specs for i, norm in enumerate(self._after)}
 
     def __call__(self, p: Mapping[str, Any], x: Array, keep: Array, spin: Array | None = None) -> Array:
-        """keep: i32[N * group], patches in concatenation order. spin: f32[N, spin], cosines and sines that rotate neighbouring
-        values of the concatenated vectors."""
-        x = x.index_select(0, keep)
+        """keep: i32[N * group], patches in concatenation order, or -1 (`ProjectorSpec.padded`). spin: f32[N, spin], cosines and
+        sines that rotate neighbouring values of the concatenated vectors."""
+        there = None
+        if self._padded:
+            there = (keep >= 0).to(x.dtype)
+            x = x.index_select(0, keep.clamp(min=0)) * there.unsqueeze(1)
+        else:
+            x = x.index_select(0, keep)
         if self._before is not None:
             x = self._before(p["before"], x)
         if self._group > 1:
-            x = x.unflatten(0, (-1, self._group))
-            x = x.float().mean(1) if self._join == "mean" else (x.transpose(1, 2) if self._join == "channels" else x).flatten(1)
+            x = self._join_vectors(x, self._group // self._parts)
         if self._learned:
             x = torch.cat([x, *(p["learned"][i].view(1, -1) for i in self._learned)])
         for i, norm in enumerate(self._after):  # kernels of norms require the model's dtype
@@ -76,7 +81,16 @@ class Projector:
         x = x.to(self._dtype) if spin is None or not spin.shape[1] else _spun(x, spin).to(self._dtype)
         for i, step in enumerate(self._steps):
             x = self._step(i, p["steps"][i], step(p["steps"][i], x, None))
+            if i == 0 and self._parts > 1:
+                if there is not None:
+                    x = x * there.view(len(x), -1).amax(1, keepdim=True)
+                x = self._join_vectors(x, self._parts)
         return x
+
+    def _join_vectors(self, x: Array, count: int) -> Array:
+        """[N * count, size] -> [N, count * size], or [N, size] of means."""
+        x = x.unflatten(0, (-1, count))
+        return x.float().mean(1) if self._join == "mean" else (x.transpose(1, 2) if self._join == "channels" else x).flatten(1)
 
     def _step(self, i: int, p: Mapping[str, Any], x: Array) -> Array:
         """The steps after a product."""
