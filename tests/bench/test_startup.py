@@ -8,12 +8,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from thalweg.bench.startup import POINTS, breakdown
 from thalweg.bench.startup_plan import StartCosts, StartWork, predict_start, read_assumed
 from thalweg.cli import main
+from thalweg.config import EngineArgs
+from thalweg.engine.planning.resolve import configure_platform
 from thalweg.errors import ConfigError
 from thalweg.hal import discovery
 from thalweg.hal.platform import Limits
@@ -127,3 +130,21 @@ def test_a_plan_for_an_absent_device_counts_its_kernels_and_graphs(tmp_path: Pat
     assert graphs == sum(s.uniform and s.tokens == s.seqs for s in discovery.load("cuda").buckets(None, limits))  # type: ignore[arg-type]
     assert graphs > 0
     assert kernels > 10
+    words += ["--additional-config", '{"prepare": "kernels"}']
+    done = subprocess.run([sys.executable, "-m", "thalweg", "bench", "startup", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{kernels} kernels loaded, 0 graphs captured" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ({"graph_sizes": [1, 4]}, {1, 4}),
+        ({"graph_sizes": [1, 4], "prepare": "kernels"}, set()),
+        ({"graph_sizes": [1, 4], "graphs": False}, set()),
+    ],
+)
+def test_graphs_of_a_plan_follow_the_settings_of_the_platform(settings: dict[str, Any], sizes: set[int]) -> None:
+    platform = configure_platform(EngineArgs(model="m", additional_config=settings), discovery.load("cuda"))
+    made = platform.list_captured(platform.buckets(None, Limits(8192, 4, 512, 16)))  # type: ignore[arg-type]
+    assert {s.seqs for s in made} == sizes

@@ -25,6 +25,7 @@ import numpy as np
 
 from thalweg.config import EngineArgs
 from thalweg.engine.planning import checkpoint_config, memory
+from thalweg.engine.planning.resolve import configure_platform
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
 from thalweg.hal.platform import CrossCompiler, Limits
@@ -139,7 +140,8 @@ def _count_absent(args: EngineArgs, tokenizer: int, name: str, absent: CrossComp
     batch = make_step(c, (min(1000, c.model.max_len - 1),), (1,))
     step = min(_time(lambda: worker.launch(batch)) for _ in range(5))
     worker.close()
-    graphs = sum(s.uniform and s.tokens == s.seqs for s in discovery.load(name).buckets(None, limits))  # type: ignore[arg-type]
+    platform = configure_platform(args, discovery.load(name))
+    graphs = len(platform.list_captured(platform.buckets(None, limits)))  # type: ignore[arg-type]
     config = checkpoint_config.read(args, path)
     spec = registry.family(config)(config)
     use = model_scheme(config, args.quantization, spec)

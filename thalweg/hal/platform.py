@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -250,6 +250,10 @@ class Platform(ABC):
         """Shapes to compile for, once every size is settled: some shape must hold every step within the limits.
         Default: those of `defaults`."""
         return defaults.buckets
+
+    def list_captured(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
+        """Of `buckets`: those whose steps are captured before the first request, for the plan of a start. Default: none."""
+        return ()
 
     def describe(self) -> DeviceInfo | None:
         """The device, as far as known without opening it or loading a framework, for the planning of memory. Default: None,

@@ -142,6 +142,11 @@ def buckets(seqs: int, blocks: int, asked: Sequence[int] | None = None, largest:
     return tuple(StepShape(n, n, w, True) for n in sizes for w in [*(w for w in WIDTHS if w < blocks), blocks])
 
 
+def decode_shapes(shapes: Sequence[StepShape]) -> list[StepShape]:
+    """Those of steps in which every sequence has one token."""
+    return [s for s in shapes if s.uniform and s.tokens == s.seqs]
+
+
 def verifying(
     seqs: int, drafts: int, blocks: int, asked: Sequence[int] | None = None, largest: int | None = None
 ) -> tuple[StepShape, ...]:  # fmt: skip

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thalweg.backends.eager import to_torch
 from thalweg.backends.torch_gpu.ahead import compiling, without_memory
+from thalweg.backends.torch_gpu.arch import decode_shapes
 from thalweg.backends.torch_gpu.arrival import WeightStreamer
 from thalweg.backends.torch_gpu.executable import GpuContext, GpuExecutable, bucket_logprobs
 from thalweg.backends.torch_gpu.library import KernelSet
@@ -117,7 +118,7 @@ class GpuDevice(Device):
     def warmup_buckets(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
         """Largest first: temporaries of a smaller graph then lie in memory that a larger one has. Steps with prompts or drafts
         are captured at first use: they have many sizes, and a server meets few."""
-        made = [s for s in buckets if s.uniform and s.tokens == s.seqs] if self._ahead else []
+        made = decode_shapes(buckets) if self._ahead else []
         return sorted(made, key=lambda s: (s.tokens, s.blocks), reverse=True)
 
     def rehearse(self, steps: Sequence[Rehearsal]) -> None:

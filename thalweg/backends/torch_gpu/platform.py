@@ -24,6 +24,7 @@ from thalweg.backends.torch_gpu.arch import (
     blocks,
     buckets,
     compiled_for,
+    decode_shapes,
     defaults,
     mixed_shapes,
     verifying,
@@ -267,6 +268,9 @@ class GpuPlatform(Platform):
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
         return self._buckets(limits.seqs, limits.tokens, blocks(limits.max_len, limits.block_tokens), limits.drafts)
+
+    def list_captured(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
+        return decode_shapes(buckets) if self.options.graphs and self.options.prepare == "graphs" else ()
 
     def _buckets(self, seqs: int, tokens: int, wide: int, drafts: int = 0) -> tuple[StepShape, ...]:
         """Decodes, steps that verify drafts, and steps with prompts where those are captured. wide: columns of the widest
