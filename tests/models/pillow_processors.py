@@ -33,7 +33,9 @@ class Pillow(TorchvisionBackend):
             return self.resize(image.to(torch.uint8), size, resample).to(image.dtype)
         if image.is_floating_point():
             assert more["antialias"] is False
-            return torch.nn.functional.interpolate(image[None], (size.height, size.width), mode="bicubic")[0]
+            mode = {Image.Resampling.BILINEAR: "bilinear"}.get(resample, "bicubic")
+            made = torch.nn.functional.interpolate(image.view(-1, *image.shape[-3:]), (size.height, size.width), mode=mode)
+            return made.view(*image.shape[:-2], size.height, size.width)
         flat = image.reshape(-1, *image.shape[-3:]).permute(0, 2, 3, 1).numpy()
         made = [np.array(Image.fromarray(each).resize((size.width, size.height), resample)) for each in flat]
         return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).reshape(*image.shape[:-2], size.height, size.width)

@@ -15,9 +15,13 @@ from thalweg.media.processors import processor
 from thalweg.models import registry
 
 PARTS = ("vision_config", "qformer_config", "perceiver_config", "adapter_config")
+MARKS = ("<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<low_res_im_start>")
+WHOLE = ("Molmo2ForConditionalGeneration",)
+"""Of these published files name all sizes of the decoder."""
 FAMILIES: list[tuple[str, str, dict[str, Any]]] = [
     ("Blip2ForConditionalGeneration", "Blip2Config", {"image_token_index": 50_265}),
     ("Idefics2ForConditionalGeneration", "Idefics2Config", {}),
+    ("Molmo2ForConditionalGeneration", "Molmo2Config", {"text_config": {"rope_parameters": {"rope_theta": 1e6}}}),
     ("VideoLlavaForConditionalGeneration", "VideoLlavaConfig", {}),
 ]
 
@@ -31,10 +35,13 @@ def test_absent_keys_of_encoders_have_the_defaults_of_transformers(
     whole.architectures = [name]
     whole.save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text("{}")
+    marks = [{"id": 151_936 + i, "content": name} for i, name in enumerate(MARKS)]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": marks}))
     dumped = whole.to_dict()
     text = dumped["text_config"]
     said = {
-        "architectures": [name], "model_type": dumped["model_type"], "text_config": {"model_type": text["model_type"]}, **more,
+        "architectures": [name], "model_type": dumped["model_type"], **more,
+        "text_config": text if name in WHOLE else {"model_type": text["model_type"]},
         **{part: {} for part in PARTS if part in dumped},
     }  # fmt: skip
     found = []

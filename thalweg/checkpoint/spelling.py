@@ -206,6 +206,10 @@ THINKER = "thinker_config"
 """Key in models with audio output: the part that generates text from text, images and audio."""
 PAIR = "vision-encoder-decoder"
 """model_type of any image encoder and any decoder."""
+MOLMO_2 = "molmo2_text"
+"""model_type of a decoder with more tokens in prompts than in its output."""
+HEAD_ROWS = "head_rows"
+"""Key: tokens of the output matrix, where the vocabulary has more."""
 RETRIEVER = "vlm_config"
 """Key in late-interaction models: the model that they project the states of."""
 
@@ -263,6 +267,9 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     outputs, rows = config.get("output_vocab_size"), config.get("vocab_size")
     if isinstance(outputs, int) and isinstance(rows, int) and 0 < outputs < rows:
         config = {**config, "vocab_size": outputs, ROWS: rows}
+    more, rows = config.get("additional_vocab_size"), config.get("vocab_size")
+    if kind == MOLMO_2 and isinstance(rows, int) and isinstance(more := 128 if more is None else more, int) and more >= 0:
+        config = {**config, "vocab_size": rows + more, HEAD_ROWS: rows}
     if config.get("head_dim") == 0:  # transformers writes the rotated part of latent attention there, and GLM-5 Next has none
         config = {key: value for key, value in config.items() if key != "head_dim"}
     for key in ("layers_block_type", "hybrid_override_pattern"):

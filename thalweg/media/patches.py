@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from thalweg.media.processors.llama4 import Llama4
     from thalweg.media.processors.minicpm_v import MiniCpmV
     from thalweg.media.processors.minicpm_v_2 import MiniCpmV2
+    from thalweg.media.processors.molmo2 import Molmo2
     from thalweg.media.processors.nemotron_vl import NemotronOmni, NemotronTiles
     from thalweg.media.processors.qwen_vl import QwenVL
     from thalweg.media.processors.step3 import Step3
@@ -52,6 +53,8 @@ class PatchInputs:
     """f32[placeholders, sorts]: how much of each. None: all of the one."""
     windows: Sequence[int] = field(default_factory=tuple)
     """The same as `lengths` for layers that see windows. (): all layers see everything."""
+    vectors: int | None = None
+    """Vectors that `mix` numbers. None: one for each group of `keep`."""
 
 
 def normalize(view: np.ndarray, p: ImageProcessor) -> np.ndarray:
@@ -145,6 +148,30 @@ def _fractions(rows: int, columns: int, side: int) -> np.ndarray:
         for n in (rows, columns)
     )
     made: np.ndarray = (down[:, None] * side + across).reshape(-1, 1).astype(I32)
+    return made
+
+
+def pooled_windows(p: Molmo2, views: Sequence[np.ndarray], grids: Sequence[np.ndarray], pool: tuple[int, int]) -> PatchInputs:
+    """Squares with a pixel's channels side by side. Windows of so many columns and rows of each grid of patches yield a vector,
+    of as many patches as lie in them: the space that is missing for whole windows is half before a grid, and half behind it."""
+    parts = [cut(normalize(v, p), p.patch) for v in views]
+    value = np.concatenate([each.reshape(len(each), 3, -1).transpose(0, 2, 1).reshape(len(each), -1) for each in parts])
+    windows = []
+    for grid in grids:
+        wide, high = (-size % each for size, each in zip(grid.shape[::-1], pool, strict=True))
+        padded = np.pad(grid, ((high // 2, (high + 1) // 2), (wide // 2, (wide + 1) // 2)), constant_values=-1)
+        rows, columns = padded.shape[0] // pool[1], padded.shape[1] // pool[0]
+        each = padded.reshape(rows, pool[1], columns, pool[0]).transpose(0, 2, 1, 3).reshape(rows * columns, -1)
+        windows += [window[window >= 0] for window in each]
+    shown = np.concatenate(windows)
+    rest = np.setdiff1d(np.arange(len(value), dtype=I32), shown)  # of overlaps, which no window reads
+    sizes = [*map(len, windows), *([len(rest)] if len(rest) else [])]
+    place = np.concatenate([np.arange(len(each), dtype=I32) for each in parts])
+    made = PatchInputs(
+        np.ascontiguousarray(value), [len(each) for each in parts], np.concatenate([shown, rest]).astype(I32), place[:, None],
+        windows=sizes,
+    )  # fmt: skip
+    made.vectors = len(sizes)
     return made
 
 
@@ -475,7 +502,7 @@ def together(parts: Sequence[PatchInputs], group: int, shrunk: int = 1) -> Patch
 
 def _mix(parts: Sequence[PatchInputs], group: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """(mix, part) of each image, with vectors numbered over all images. Learned vectors have the indices after the last."""
-    counts = [len(p.keep) // group for p in parts]
+    counts = [len(p.keep) // group if p.vectors is None else p.vectors for p in parts]
     for p, n, begin in zip(parts, counts, np.cumsum([0, *counts], dtype=I32), strict=False):
         mix = np.arange(n, dtype=I32)[:, None] if p.mix is None else p.mix
         yield np.where(mix >= n, mix + I32(sum(counts) - n), mix + begin).astype(I32), p.part

@@ -289,6 +289,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Mistral4ForCausalLM": f"{_FAMILIES}.mistral4:mistral4",
     "MistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
     "MistralLarge3ForCausalLM": f"{_FAMILIES}.mistral4:mistral4",
+    "Molmo2ForConditionalGeneration": f"{_FAMILIES}.molmo2:molmo2",
     "MoonshineForConditionalGeneration": f"{_FAMILIES}.moonshine:moonshine",
     "MistralLarge4ForConditionalGeneration": f"{_FAMILIES}.mistral_large4:mistral_large4",
     "MixtralForCausalLM": f"{_FAMILIES}.mixtral:mixtral",

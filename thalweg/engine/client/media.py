@@ -92,7 +92,7 @@ class MediaPreprocessor:
         for name, processor in processors.items():
             kind, shown = load_kinds()[name], tokenizer.token_of(processor.token)
             reader, most = kind.open_reader(processor, settings), settings.limits.get(name, MOST_ITEMS)
-            single = reader.source or bool(reader.start)
+            single = reader.source or bool(reader.start) or reader.single
             self._taken[name] = ModelMedia(
                 kind, reader, processor.token, shown, processor.marker or shown, min(most, 1) if single else most,
                 getattr(processor, "whole_prompt", False),

@@ -11,7 +11,7 @@ import sys
 
 from thalweg.host.jobs import TaskRefusedError, serve
 from thalweg.media.decoders.image import WHITE, Colour, ImageTask, Picture, Views
-from thalweg.media.processors import Processor, View
+from thalweg.media.processors import Processor, Size, View
 
 try:
     from PIL import GifImagePlugin, Image, ImageOps, JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin
@@ -62,10 +62,10 @@ def make_views(image: Image.Image, processor: Processor, background: Colour) -> 
     except ValueError as e:
         raise TaskRefusedError("shape", str(e)) from None
     resized: dict[tuple[object, ...], Image.Image] = {}
-    return Views([_view(upright, view, processor.resample, resized) for view in views], upright.size)
+    return Views([_view(upright, view, processor, resized) for view in views], upright.size)
 
 
-def _view(image: Image.Image, view: View, resample: int, resized: dict[tuple[object, ...], Image.Image]) -> Picture:
+def _view(image: Image.Image, view: View, processor: Processor, resized: dict[tuple[object, ...], Image.Image]) -> Picture:
     """resized: results of earlier views of the image, by their parts and the sizes that they went through. Tiles are cut from
     one result."""
     if view.part is not None:
@@ -73,14 +73,30 @@ def _view(image: Image.Image, view: View, resample: int, resized: dict[tuple[obj
     for n, size in enumerate(view.sizes, 1):
         made = resized.get(key := (view.part, *view.sizes[:n]))
         if made is None:
-            made = image if image.size == size else image.resize(size, Image.Resampling(resample))
+            made = image if image.size == size else _resize(image, size, processor)
             resized[key] = made
         image = made
     if view.box is not None:
         image = image.crop(view.box)
     if view.after is not None and view.after != image.size:
-        image = image.resize(view.after, Image.Resampling(resample))
+        image = _resize(image, view.after, processor)
     return Picture(image.width, image.height, image.tobytes())
+
+
+def _resize(image: Image.Image, size: Size, processor: Processor) -> Image.Image:
+    if not processor.sampled:
+        return image.resize(size, Image.Resampling(processor.resample))
+    wide, high = image.width / size[0], image.height / size[1]
+    bands = []
+    for band in image.split():
+        exact = band.convert("F").transform(size, Image.Transform.AFFINE, (wide, 0, 0, 0, high, 0), Image.Resampling.BILINEAR)
+        whole = exact.point(lambda value: value * 1 + ROUNDS).point(lambda value: value * 1 - ROUNDS)
+        bands.append(whole.convert("L"))
+    return Image.merge("RGB", bands)
+
+
+ROUNDS = 12_582_912.0
+"""1.5 * 2 ** 23: a float32 of this size has no places behind the point, so adding it rounds to the nearest even number."""
 
 
 def _opaque(image: Image.Image, background: Colour) -> Image.Image:

@@ -31,6 +31,7 @@ class ImageReader(MediaReader):
     def __init__(self, kind: str, processor: Processor, settings: MediaSettings) -> None:
         self._kind, self._processor, self._uncut, self.number = kind, processor, settings.uncut, processor.number
         self.prefix, self.source, self.bare = processor.prefix, processor.source, processor.bare
+        self.single = processor.single
         self._images = ImageLoader(processor, settings.kept_bytes, read_background(settings.decoding.get(kind, {})), READERS)
 
     def read(self, source: MediaSource, data: bytes) -> Image:

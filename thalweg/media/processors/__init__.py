@@ -33,6 +33,8 @@ from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_one
 from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_ocr, minicpm_v
 from thalweg.media.processors.minicpm_v_2 import MiniCpmV2, minicpm_v_2
 from thalweg.media.processors.mllama import Mllama, mllama
+from thalweg.media.processors.molmo2 import KEYS as MOLMO_KEYS
+from thalweg.media.processors.molmo2 import Molmo2, molmo2
 from thalweg.media.processors.nemotron_vl import NemotronOmni, NemotronTiles, nemotron_nano_vl, nemotron_omni
 from thalweg.media.processors.ovis2 import Ovis2, ovis2
 from thalweg.media.processors.ovis2_5 import MARKS, Ovis25, ovis2_5
@@ -112,6 +114,7 @@ Processor = (
     | MiniCpmV2
     | ModernVBert
     | Mllama
+    | Molmo2
     | NemotronOmni
     | NemotronTiles
     | Ovis2
@@ -195,6 +198,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "MiniCPMOcrForConditionalGeneration": minicpm_ocr,
     "MiniCPMV4_6ForConditionalGeneration": minicpm_v,
     "Mistral3ForConditionalGeneration": pixtral,
+    "Molmo2ForConditionalGeneration": molmo2,
     "OpsColQwen3Model": qwen3_vl,
     "MllamaForConditionalGeneration": mllama,
     "NemotronH_Nano_Omni_Reasoning_V3": nemotron_omni,
@@ -247,9 +251,13 @@ WRITTEN: Mapping[str, str] = {
     "DeepseekOCRForCausalLM": "<image>",
     **dict.fromkeys(NEMOTRON, "<image>"),
     **dict.fromkeys(OVIS, MARKS["image_token_id"]),
+    "Molmo2ForConditionalGeneration": MOLMO_KEYS["image_token_id"],
 }
 """Architecture -> text of the placeholder token, where the configuration does not name its id."""
-WRITTEN_MORE: Mapping[str, Mapping[str, str]] = dict.fromkeys(OVIS, MARKS)
+WRITTEN_MORE: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(OVIS, MARKS),
+    "Molmo2ForConditionalGeneration": MOLMO_KEYS,
+}
 """The same of several tokens, by the keys of their ids."""
 
 
@@ -319,11 +327,16 @@ def _read_settings(where: Path) -> dict[str, Any] | None:
     """The settings, in a separate file or among those of the whole processor (transformers 5)."""
     if not where.is_dir():
         return None
-    if (where / FILE).is_file():
-        return read_object(where / FILE)
     whole = where / "processor_config.json"
+    if (where / FILE).is_file():
+        around = read_object(whole) if whole.is_file() else {}
+        return {**{key: around[key] for key in AROUND if key in around}, **read_object(where / FILE)}
     if not whole.is_file():
         return None
     found = read_object(whole)
     inner = found if "candidate_resolutions" in found else found.get("image_processor")  # of the authors of DeepSeek-OCR
-    return inner if isinstance(inner, dict) else None
+    return {**{key: found[key] for key in AROUND if key in found}, **inner} if isinstance(inner, dict) else None
+
+
+AROUND = ("image_use_col_tokens", "use_single_crop_col_tokens", "use_single_crop_start_token")
+"""Settings of images that lie beside those of the image processor."""

@@ -66,6 +66,10 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The tokenizer adds no special tokens to a program's prompt."""
     together: bool = False
     """The vectors of an image see each other, those behind too."""
+    single: bool = False
+    """A prompt has one image."""
+    sampled: bool = False
+    """Images are resized by sampling the source at the place of each pixel, without a filter (bilinear)."""
     separate: bool = False
     """Its encoder computes one image at a time."""
     prefix: int = 0

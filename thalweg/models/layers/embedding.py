@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from thalweg.errors import ConfigError
 from thalweg.hal import ops
@@ -75,13 +76,18 @@ def sine_table(rows: int, hidden: int, steps: int, dtype: torch.dtype = torch.fl
     return torch.cat([angle.sin(), angle.cos()], 1).to(dtype)
 
 
+NEVER = -1e9
+"""The logit of tokens without a row in the output matrix. Finite, so that their log-probabilities are."""
+
+
 class LMHead:
     """x [N, hidden] -> logits f32[N, vocab], whole on every rank."""
 
     def __init__(self, ctx: Context, spec: ModelSpec, weights: Mapping[str, Any]) -> None:
         self._comm = ctx.mesh.tensor
         self._scale, self._cap = spec.logit_scale, spec.logit_softcap
-        here = ctx.share(spec.vocab, "tokens of the vocabulary")
+        rows = spec.head_rows or spec.vocab
+        here, self._absent = ctx.share(rows, "tokens of the vocabulary"), spec.vocab - rows
         form = ctx.format(weights["weight"])
         said = {"in_features": spec.hidden, "out_features": here, **linear_spec(form)}
         self._op = ctx.bind(ops.linear, **said)
@@ -103,7 +109,8 @@ class LMHead:
         logits = self._comm.all_gather(made, -1).to(torch.float32)
         if self._scale != 1.0:
             logits = logits * self._scale
-        return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
+        logits = torch.tanh(logits / self._cap) * self._cap if self._cap else logits
+        return functional.pad(logits, (0, self._absent), value=NEVER) if self._absent else logits
 
     @property
     def has_argmax(self) -> bool:

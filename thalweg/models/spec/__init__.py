@@ -70,6 +70,7 @@ from thalweg.models.spec.vision import AttentionPoolSpec, ProjectorSpec, VisionS
 from thalweg.models.spec.vits import VitsSpec, VocoderSpec
 from thalweg.models.spec.wav2vec import PlaceConvolution, Wav2VecSpec
 from thalweg.models.spec.waveform import WaveformEncoder
+from thalweg.models.spec.window_pool import WindowPoolSpec
 from thalweg.models.spec.xielu import XieluMLP
 
 __all__ = [
@@ -178,6 +179,7 @@ __all__ = [
     "VocoderSpec",
     "Wav2VecSpec",
     "WaveformEncoder",
+    "WindowPoolSpec",
     "WindowPooling",
     "XieluMLP",
     "describe_stretch",

@@ -210,7 +210,11 @@ class ModelSpec:
     replaces that of the unused token. Requires `table_rows`."""
     table_rows: int = 0
     """Rows of the stored embedding, of which the first `vocab` are loaded. 0 = as many."""
+    table_more: tuple[str, int] | None = None
+    """(tensor, rows) of the embedding's last rows, where they are a separate tensor. Its name is that of a parameter."""
     head: str = "lm_head"
+    head_rows: int = 0
+    """Rows of the output matrix, which only prompts contain the tokens behind; 0 = `vocab`."""
     names: Names = field(default_factory=Names)
     adapter: Adapter | None = None
     """The addition to its matrices."""
@@ -233,6 +237,8 @@ class ModelSpec:
             raise ValueError("ModelSpec: rows of an embedding have the lengths they have")
         if self.tied and self.embed_projection is not None:
             raise ValueError("ModelSpec: an embedding that is projected is not the output matrix")
+        if (self.table_more or self.head_rows) and (self.tied or self.table_rows or self.head_bias or self.logit_bias):
+            raise ValueError("ModelSpec: a vocabulary with more tokens than the output matrix has a plain matrix and table")
         if self.table_rows and (self.tied or self.table_rows < self.vocab):
             raise ValueError("ModelSpec: an embedding with more rows than the vocabulary is not the output matrix")
         if self.scaled_rope is not None and len(self.ropes) > 1:
@@ -287,14 +293,17 @@ class ModelSpec:
                 yield Source(name, (row - begin, self.embed_width), begin, self.table_rows)
             yield Source(name, (1, self.embed_width), id, self.table_rows)
             begin = row + 1
+        more, rows = self.table_more or ("", 0)
         if begin < self.vocab:
-            yield Source(name, (self.vocab - begin, self.embed_width), begin, self.table_rows, absent=not self.embed)
+            yield Source(name, (self.vocab - rows - begin, self.embed_width), begin, self.table_rows, absent=not self.embed)
+        if more:
+            yield Source(f"{self.root}{more}", (rows, self.embed_width))
 
     def _tail_weights(self) -> dict[str, Any]:
         made: dict[str, Any] = {}
         if self.pooling is None:
             table = f"{self.root}{self.embed}"
-            shape = {table if self.tied else self.head: self.vocab}
+            shape = {table if self.tied else self.head: self.head_rows or self.vocab}
             made["head"] = {"weight": matrices(shape, self.hidden, shard=0, role="tied" if self.tied else "head")}
             if self.head_normed:  # under a name that no file has
                 name = f"{self.head}.weight"

@@ -12,13 +12,15 @@ from thalweg.models.spec.perceiver import PerceiverSpec
 from thalweg.models.spec.qformer import QFormerSpec
 from thalweg.models.spec.query_projector import QueryProjectorSpec
 from thalweg.models.spec.resampler import ResamplerSpec
+from thalweg.models.spec.window_pool import WindowPoolSpec
 from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, vector
 
 if TYPE_CHECKING:
     from thalweg.models.spec.model import Layer
 
-AnyResampler = ResamplerSpec | QueryProjectorSpec | QFormerSpec | PerceiverSpec
-"""As many vectors of each view, whatever its size. `weights` gets the size of the language model's vectors."""
+AnyResampler = ResamplerSpec | QueryProjectorSpec | QFormerSpec | PerceiverSpec | WindowPoolSpec
+"""As many vectors of each view, whatever its size, or one of each window. `weights` gets the language model's size of
+vectors."""
 
 
 @dataclass(frozen=True, slots=True)

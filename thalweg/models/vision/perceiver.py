@@ -6,7 +6,8 @@ import torch
 from torch.nn import functional
 
 from thalweg.hal.ops.activation import activate
-from thalweg.hal.step import Array
+from thalweg.hal.parts.patches import Patches
+from thalweg.hal.step import Array, StepBatch
 from thalweg.models import spec
 from thalweg.models.context import Context
 from thalweg.models.vision.bound_parts import BoundParts, Parts
@@ -19,8 +20,9 @@ class Perceiver:
         self._spec, self._parts = s, BoundParts(ctx, weights, s.norm(""))
         self.specs = self._parts.specs
 
-    def __call__(self, p: Parts, x: Array, at: Array, view: Array, views: int) -> Array:
-        """at: unused, as its keys have no positions. view: i32[T], of S."""
+    def __call__(self, p: Parts, x: Array, patches: Patches, batch: StepBatch) -> Array:
+        """The views are the batch's sequences. Keys have no positions."""
+        view, views = batch.token_seq, batch.query.shape[0]
         s = self._spec
         x = self._feed_forward("/enter", p["enter"], x, s.act)
         y = p["query"].repeat(views, 1)

@@ -32,7 +32,8 @@ class AttentionPool:
     def __call__(self, p: Mapping[str, Any], x: Array, batch: StepBatch) -> Array:
         q = self._apply("qkv", p, p["probe"])[:, : self._spec.hidden]
         _, k, v = self._apply("qkv", p, x).chunk(3, -1)
-        pooled = self._apply("out", p, self._attend(q, k, v, batch).to(x.dtype))
+        attended = attend_segments(q, k, v, batch.token_seq, batch.query.shape[0], self._spec.heads)
+        pooled = self._apply("out", p, attended.to(x.dtype))
         made = self._apply("down", p, self._act(self._apply("up", p, self._norm(p["norm"], pooled))))
         return pooled + made
 
@@ -40,16 +41,17 @@ class AttentionPool:
         y: Array = self._linear[key](p[key], x, None)
         return y
 
-    def _attend(self, q: Array, k: Array, v: Array, batch: StepBatch) -> Array:
-        """f32[S, hidden] of one query q [1, hidden], over the rows of each image."""
-        heads, images = self._spec.heads, batch.query.shape[0]
-        size = self._spec.hidden // heads
-        scores = (k.float() * q.float()).unflatten(1, (heads, size)).sum(2) * size**-0.5
-        at = batch.token_seq.long().unsqueeze(1).expand_as(scores)
-        most = scores.new_full((images, heads), -torch.inf).scatter_reduce(0, at, scores, "amax")
-        share = (scores - most.gather(0, at)).exp()
-        total = torch.zeros_like(most).scatter_add(0, at, share)
-        weighted = (v.float().unflatten(1, (heads, size)) * share.unsqueeze(2)).flatten(1)
-        found = weighted.new_zeros(images, self._spec.hidden).index_add(0, batch.token_seq, weighted)
-        made: Array = (found.unflatten(1, (heads, size)) / total.clamp(min=1e-30).unsqueeze(2)).flatten(1)
-        return made
+
+def attend_segments(q: Array, k: Array, v: Array, of: Array, count: int, heads: int) -> Array:
+    """f32[count, hidden]: the result of one query for each segment of rows. q, k, v: [T, hidden], q the query of the row's
+    segment, or [1, hidden] for all. of: i32[T], the segment of each row."""
+    size = k.shape[1] // heads
+    scores = (k.float() * q.float()).unflatten(1, (heads, size)).sum(2) * size**-0.5
+    at = of.long().unsqueeze(1).expand_as(scores)
+    most = scores.new_full((count, heads), -torch.inf).scatter_reduce(0, at, scores, "amax")
+    share = (scores - most.gather(0, at)).exp()
+    total = torch.zeros_like(most).scatter_add(0, at, share)
+    weighted = (v.float().unflatten(1, (heads, size)) * share.unsqueeze(2)).flatten(1)
+    found = weighted.new_zeros(count, k.shape[1]).index_add(0, of, weighted)
+    made: Array = (found.unflatten(1, (heads, size)) / total.clamp(min=1e-30).unsqueeze(2)).flatten(1)
+    return made

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch.nn import functional
 
 from thalweg.hal.ops.activation import activate
-from thalweg.hal.step import Array
+from thalweg.hal.parts.patches import Patches
+from thalweg.hal.step import Array, StepBatch
 from thalweg.models import spec
 from thalweg.models.context import Context
 from thalweg.models.vision.bound_parts import BoundParts, Parts
@@ -48,8 +49,8 @@ class ViewQFormer:
         self._reads = QFormer(ctx, s, weights)
         self.specs = self._reads.specs
 
-    def __call__(self, p: Parts, x: Array, at: Array, view: Array, views: int) -> Array:
-        """at, view, views: unused, as views are equally large and come in order."""
+    def __call__(self, p: Parts, x: Array, patches: Patches, batch: StepBatch) -> Array:
+        """patches, batch: unused, as views are equally large and come in order."""
         return self._reads(p, x)
 
 

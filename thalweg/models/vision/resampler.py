@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from thalweg.hal.step import Array
+from thalweg.hal.parts.patches import Patches
+from thalweg.hal.step import Array, StepBatch
 from thalweg.models import spec
 from thalweg.models.context import Context
 from thalweg.models.vision.bound_parts import BoundParts
@@ -24,8 +25,9 @@ class Resampler:
         self._spec, self._parts = s, BoundParts(ctx, weights, s.norm(""))
         self.specs = self._parts.specs
 
-    def __call__(self, p: Mapping[str, Any], x: Array, at: Array, view: Array, views: int) -> Array:
-        """at: f32[T, 2], row and column of each. view: i32[T], of S."""
+    def __call__(self, p: Mapping[str, Any], x: Array, patches: Patches, batch: StepBatch) -> Array:
+        """`Patches.turn` has the row and the column of each patch. The views are the batch's sequences."""
+        at, view, views = patches.turn, batch.token_seq, batch.query.shape[0]
         s, n = self._spec, self._spec.hidden
         x = x if s.inputs == n else self._parts.linear("/enter", p["enter"], x)
         x = self._parts.norm("/kv", p["kv"], x)

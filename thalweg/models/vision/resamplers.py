@@ -11,15 +11,17 @@ from thalweg.models.vision.perceiver import Perceiver
 from thalweg.models.vision.qformer import ViewQFormer
 from thalweg.models.vision.query_projector import QueryProjector
 from thalweg.models.vision.resampler import Resampler
+from thalweg.models.vision.window_pool import WindowPool
 
 RESAMPLERS: Mapping[type, Callable[[Context, Any, Mapping[str, Any]], Any]] = {
     spec.PerceiverSpec: Perceiver,
     spec.QFormerSpec: ViewQFormer,
     spec.QueryProjectorSpec: QueryProjector,
     spec.ResamplerSpec: Resampler,
+    spec.WindowPoolSpec: WindowPool,
 }
-"""Declaration -> builder. The result is called with (parameters, x [T, inputs], f32[T, 2] rows and columns, i32[T] the view of
-each, the number of views) and returns [views * queries, outputs]."""
+"""Declaration -> builder. The result is called with (parameters, x [T, inputs], the step's patches, its batch), and returns
+vectors [N, outputs], in the order that `Patches.mix` numbers."""
 
 
 def build_resampler(ctx: Context, s: Any, weights: Mapping[str, Any]) -> Any:

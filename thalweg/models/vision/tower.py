@@ -237,7 +237,7 @@ class VisionEncoder:
             x = self._leave(params["leave"], x)
         keep = patches.keep
         if self._resampler is not None:
-            x = self._resampler(params["resampler"], x, patches.turn, batch.token_seq, batch.query.shape[0])
+            x = self._resampler(params["resampler"], x, patches, batch)
             return self._arrange(params, x, patches).to(torch.float32)
         if self._pool is not None:
             x, keep = self._pool(params["pool"], x, batch), batch.token_seq.index_select(0, keep)
