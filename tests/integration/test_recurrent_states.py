@@ -106,7 +106,7 @@ def test_without_a_number_of_sequences_their_states_leave_half_of_the_cache_to_t
 @pytest.mark.parametrize(
     ("name", "device"),
     [("lfm2", "cpu"), *(pytest.param(n, "cpu", marks=pytest.mark.slow)
-                        for n in ("qwen3-next", "nemotron-h", "jamba", "kimi-linear", "minimax")),
+                        for n in ("qwen3-next", "nemotron-h", "jamba", "kimi-linear", "minimax", "zaya")),
      *(pytest.param("qwen3-next", d, marks=pytest.mark.slow) for d in ("reference", HOST))],
 )  # fmt: skip
 def test_text_with_drafts_is_the_text_without(name, device, tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ def greedy(model: torch.nn.Module, prompt: list[int], new: int) -> tuple[list[in
 BODIES = (
     *CONFIGS, "gpt-oss", "granite-moe", "gpt2", "ministral3", "cohere2", "hunyuan", "falcon-40b", "opt", "falcon-h1", "gemma3n",
     "llama4", "bloom", "kimi-linear", "minimax", "longcat-flash", "deepseek-v4", "qwen4-exp", "axk2", "diffllama", "zamba2",
-    "rwkv-4",
+    "rwkv-4", "zaya",
 )  # fmt: skip
 """Families with a part that none before them has: these are also run without a kernel."""
 QUICK = {*CONFIGS, *BODIES}
@@ -55,7 +55,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(name, platform, tm
         np.testing.assert_allclose(s.logprobs, chosen[s.prompt - 1 :], atol=1e-4)
 
 
-WRAPPED = {"gemma3n", "gemma4", "longcat-flash", "deepseek-v4", "qwen4-exp", "zamba2"}
+WRAPPED = {"gemma3n", "gemma4", "longcat-flash", "deepseek-v4", "qwen4-exp", "zamba2", "zaya"}
 """Whose last layers are given something of every token beside what the layer before gives."""
 
 

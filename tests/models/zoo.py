@@ -333,6 +333,7 @@ def spread(model: torch.nn.Module, seed: int) -> None:
         "std_scale",
         "put_max",
         "rotary_emb.alpha",
+        "balancing_biases",
         "put_min",
     )
     buffers = ((name, b) for name, b in model.named_buffers() if name.endswith(stored))
@@ -347,6 +348,9 @@ def spread(model: torch.nn.Module, seed: int) -> None:
             p.add_(torch.empty_like(p).normal_(0, 0.2, generator=g))  # about where they begin: 1, or 0 where 1 is added
         elif name.endswith(("scale", "layer_scalar")):
             p.uniform_(0.5, 1.5, generator=g)
+        elif name.endswith("balancing_biases"):  # of experts, and last of none, which transformers sets to -1 when it loads
+            p.normal_(-0.8, 0.1, generator=g)
+            p[-1] = -1
         elif name.endswith("rotary_emb.alpha"):
             p.normal_(0, 0.3, generator=g)
         elif "router.proj" in name:

@@ -69,6 +69,17 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
     "rwkv-4": (transformers.RwkvConfig, {"intermediate_size": 96, "num_hidden_layers": 3}),
     "openai-gpt": (transformers.OpenAIGPTConfig, {}),
     "xglm": (transformers.XGLMConfig, {"ffn_dim": 80, "pad_token_id": 0}),
+    "zaya": (
+        transformers.ZayaConfig,
+        {
+            "num_hidden_layers": 4, "head_dim": 16, "num_experts": 5, "moe_intermediate_size": 24, "router_hidden_size": 20,
+            "sliding_window": 9, "layer_types": ["hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding"], "lm_head_bias": True,
+            "rope_parameters": {
+                "hybrid": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.5},
+                "hybrid_sliding": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5},
+            },
+        },
+    ),
     "zamba2": (
         transformers.Zamba2Config,
         {

@@ -18,6 +18,7 @@ from thalweg.models.layers.altup import AltUp, Laurel
 from thalweg.models.layers.attention import Attention
 from thalweg.models.layers.block_sparse import BlockSparseAttention
 from thalweg.models.layers.compressed import CompressedAttention, KeptEntries, WindowPooling
+from thalweg.models.layers.convolved import ConvolvedAttention, ConvolvedHeads
 from thalweg.models.layers.cross import CrossAttention, SourceMLP
 from thalweg.models.layers.delay import DelayScaledMLP
 from thalweg.models.layers.delta import GatedDeltaNet
@@ -42,6 +43,7 @@ from thalweg.models.layers.pooled_index import IndexPooling
 from thalweg.models.layers.pooled_keys import PooledKeys, PooledSparseAttention
 from thalweg.models.layers.residual_blocks import DepthAttention
 from thalweg.models.layers.residual_gate import ResidualGate
+from thalweg.models.layers.residual_scaling import ResidualScaling
 from thalweg.models.layers.rglru import GatedRecurrence
 from thalweg.models.layers.rwkv import AverageMix, ChannelMix, DeltaMix
 from thalweg.models.layers.short_conv import ShortConv
@@ -57,6 +59,8 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.BlockSparseAttention: BlockSparseAttention,
     spec.ChannelMix: ChannelMix,
     spec.CompressedAttention: CompressedAttention,
+    spec.ConvolvedAttention: ConvolvedAttention,
+    spec.ConvolvedHeads: ConvolvedHeads,
     spec.CrossAttention: CrossAttention,
     spec.DeltaMix: DeltaMix,
     spec.DeltaNet: GatedDeltaNet,
@@ -96,6 +100,7 @@ AROUND: Mapping[type, Callable[..., Any]] = {
     spec.GatedResidual: GatedResidual,
     spec.ResidualGate: ResidualGate,
     spec.StreamSkip: StreamSkip,
+    spec.ResidualScaling: ResidualScaling,
     spec.DepthAttention: DepthAttention,
 }
 

@@ -57,6 +57,10 @@ class Flow:
     """f32[T, hidden * n]: replaces embeddings of tokens. Values beyond `hidden` are added to the first layers' outputs."""
     distances: Array | None = None
     """[rows, hidden]: embeddings of token distances, in models whose layers read them."""
+    heads: tuple[Array, Array, Array] | None = None
+    """q [T, heads, D], k and v [T, kv_heads, D], from the mixer before attention that reads them."""
+    routed: Array | None = None
+    """[T, n]: what the last router with layers made of each token."""
     carried: Array | None = None
     """[T, hidden]: an MoE output that a later layer adds."""
     saved: dict[int, Array] = field(default_factory=dict)

@@ -15,6 +15,8 @@ from thalweg.models.fallback.spec import TransformersSpec
 from thalweg.models.spec import (
     AverageMix,
     ChannelMix,
+    ConvolvedHeads,
+    DeepRouter,
     DeltaMix,
     DifferentialAttention,
     GatedRecurrence,
@@ -58,6 +60,7 @@ TENSOR = (
         lambda p: isinstance(p, DifferentialAttention),
     ),
     Refusal("rwkv", "its states are not divided among ranks", lambda p: isinstance(p, AverageMix | ChannelMix | DeltaMix)),
+    Refusal("convolved", "its convolved heads are not divided among ranks", lambda p: isinstance(p, ConvolvedHeads)),
     Refusal("rglru", "its gates are not divided among ranks", lambda p: isinstance(p, GatedRecurrence)),
 )  # fmt: skip
 """For tensor parallelism."""
@@ -74,6 +77,7 @@ STAGE = (
     ),
     Refusal("stream_skip", "its layers read streams that earlier ones have saved", lambda p: isinstance(p, StreamSkip)),
     Refusal("rwkv", "its layers read the values of the first one", lambda p: isinstance(p, DeltaMix)),
+    Refusal("deep_router", "its routers read those of earlier layers", lambda p: isinstance(p, DeepRouter)),
     Refusal("shortcut", "outputs of its experts skip layers", lambda p: isinstance(p, ShortcutMoE)),
     Refusal("attention", "layers read the cache of an earlier layer", lambda p: getattr(p, "reads", None) is not None),
     Refusal(

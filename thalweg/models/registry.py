@@ -447,6 +447,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "XverseForCausalLM": f"{_FAMILIES}.llama:llama",
     "YoutuForCausalLM": f"{_FAMILIES}.youtu:youtu",
     "Zamba2ForCausalLM": f"{_FAMILIES}.zamba2:zamba2",
+    "ZayaForCausalLM": f"{_FAMILIES}.zaya:zaya",
 }
 """`architectures` entry of config.json -> "module:function"."""
 

@@ -17,6 +17,7 @@ from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models.adapter_experts import adapt_experts
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow
+from thalweg.models.layers.deep_router import DeepRouter
 from thalweg.models.layers.linear import Product
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.norm import build_norm
@@ -34,7 +35,9 @@ class Experts:
         self._matrices = spec.experts if spec.zero else 0
         inner = spec.inner if spec.placed else ctx.share(spec.inner, "inner values of an expert")
         self._here = experts_of_rank(spec.experts, self._comm.size) if spec.placed else spec.experts
-        router, first, second = (weights[k]["weight"] for k in ("router", "gate_up", "down"))
+        first, second = (weights[k]["weight"] for k in ("gate_up", "down"))
+        self._deep = DeepRouter(ctx, spec.deep_router, spec.experts, weights["router"]) if spec.deep_router else None
+        router = weights["router"]["weight"] if self._deep is None else weights["router"]["down"]["weight"]
         hidden = router.sources[0].shape[1]
         facts = ({"biased": True} if spec.biases else {}) | ({} if spec.gated else {"gated": False})
         facts |= {"elsewhere": True} if spec.placed else {}
@@ -70,7 +73,7 @@ class Experts:
             return {"weight": ParamSpec(weight, ctx.dtype, self._experts.pack, form, self._here)}
 
         self.specs: dict[str, Any] = {
-            "router": {"weight": ParamSpec(router, ctx.dtype, self._router.pack)},
+            "router": {"weight": ParamSpec(router, ctx.dtype, self._router.pack)} if self._deep is None else self._deep.specs,
             "gate_up": weight_spec(first, form),
             "down": weight_spec(second, down),
         }
@@ -146,6 +149,8 @@ class Experts:
 
     def _select_experts(self, p: Mapping[str, Any], x: Array, flow: Flow) -> tuple[Array, Array]:
         """Experts i32[T, k] of each token, and their weights f32[T, k]."""
+        if self._deep is not None:
+            return self._deep(p["router"], x, flow)
         bias = p["router_bias"]["bias"] if "router_bias" in p else None
         logits = self._router(self._normalize(p, "router_norm", x), p["router"]["weight"], bias)
         if self._widens:

@@ -65,12 +65,13 @@ class ScaleLayer:
     """x [T, size] -> [T, size], each value by its own weight."""
 
     def __init__(self, ctx: Context, spec: Scale, weights: Mapping[str, Any]) -> None:
-        self._by, self._less = spec.by, "less" in weights
+        self._by, self._less, self._more = spec.by, "less" in weights, "more" in weights
         self.specs = {name: ParamSpec(w, ctx.dtype) for name, w in weights.items()}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         weight = p["weight"]
         x = x.to(torch.float32) * self._by
+        x = x + p["more"] if self._more else x
         return ((x - p["less"] if self._less else x) * weight).to(weight.dtype)
 
     def add(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:

@@ -18,8 +18,10 @@ from thalweg.models.spec.causal_audio import CausalAudioSpec
 from thalweg.models.spec.compressed import CompressedAttention, KeptEntries, WindowPooling
 from thalweg.models.spec.conformer import ConformerSpec
 from thalweg.models.spec.conformer_source import ConformerSource
+from thalweg.models.spec.convolved import ConvolvedAttention, ConvolvedHeads
 from thalweg.models.spec.cross import CrossAttention, SourceMLP
 from thalweg.models.spec.davit import DaViTSpec, DaViTStage
+from thalweg.models.spec.deep_router import DeepRouter
 from thalweg.models.spec.delay import DelayMLP
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.differential import DifferentialAttention
@@ -53,6 +55,7 @@ from thalweg.models.spec.query_projector import QueryProjectorSpec
 from thalweg.models.spec.resampler import ResamplerSpec
 from thalweg.models.spec.residual_blocks import DepthAttention, ResidualBlocks
 from thalweg.models.spec.residual_gate import ResidualGate
+from thalweg.models.spec.residual_scaling import ResidualScaling
 from thalweg.models.spec.rglru import GatedRecurrence
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, describe_stretch, rope_type
 from thalweg.models.spec.rwkv import AverageMix, ChannelMix, DeltaMix
@@ -93,9 +96,12 @@ __all__ = [
     "ConformerSource",
     "ConformerSpec",
     "Conv",
+    "ConvolvedAttention",
+    "ConvolvedHeads",
     "CrossAttention",
     "DaViTSpec",
     "DaViTStage",
+    "DeepRouter",
     "DelayMLP",
     "DeltaMix",
     "DeltaNet",
@@ -156,6 +162,7 @@ __all__ = [
     "ResamplerSpec",
     "ResidualBlocks",
     "ResidualGate",
+    "ResidualScaling",
     "Rope",
     "Rows",
     "SamSpec",

@@ -23,6 +23,7 @@ from thalweg.models.spec.patch_source import PatchSource
 from thalweg.models.spec.perlayer import LayerEnding, LayerInputs
 from thalweg.models.spec.residual_blocks import DepthAttention, ResidualBlocks
 from thalweg.models.spec.residual_gate import ResidualGate
+from thalweg.models.spec.residual_scaling import ResidualScaling
 from thalweg.models.spec.rope import Rope
 from thalweg.models.spec.sam import SamSpec
 from thalweg.models.spec.speech import SpeechEncoder
@@ -39,7 +40,10 @@ from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_v
 if TYPE_CHECKING:
     from thalweg.models.spec.mtp import MTPSpec
 
-Around = LayerEnding | AltUp | HyperConnection | GatedResidual | ResidualGate | MemoryPart | StreamSkip | DepthAttention
+Around = (
+    LayerEnding | AltUp | HyperConnection | GatedResidual | ResidualGate | MemoryPart | StreamSkip | DepthAttention
+    | ResidualScaling
+)  # fmt: skip
 ENTRY = ("embed", "speech", "text", "learned", "inputs", "streams", "embed_norm", "embed_projection", "vision", "audio")
 """Keys of parameters that only the first stage has."""
 TAIL = ("norm", "head", "classes", "lexical", "dense")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from thalweg.models.spec.deep_router import DeepRouter
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.norm import Norm, ScaledNorm
 from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_views, matrices, vector
@@ -42,6 +43,8 @@ class MoE:
     name: str = "mlp"
     """"" = its tensors are the layer's own."""
     router: str = "gate"
+    deep_router: DeepRouter | None = None
+    """Instead of a matrix."""
     router_bias: bool = False
     correction: str = ""
     """The tensor of a number per expert, added to its score where experts are chosen and not to its share; "" = none."""
@@ -113,6 +116,8 @@ class MoE:
             raise ValueError("MoE: there is no projected input to normalise")
         if self.capacity and self.top_k != 1:
             raise ValueError("MoE: a capacity requires one expert for each token")
+        if self.deep_router is not None and (self.top_k != 1 or self.zero or self.correction or self.groups > 1):
+            raise ValueError("MoE: a router with layers selects one expert among all of them")
         if self.clamp and (self.act != "silu" or not self.gated or self.cut):
             raise ValueError("MoE: clamp requires silu and gates, and excludes cut")
         if self.cut and (self.act != "silu" or not self.gated):
@@ -177,7 +182,11 @@ class MoE:
         if self.placed and "biases" in more:
             more["biases"]["gate_up"] = self._place(more["biases"]["gate_up"])
         return {
-            "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts + self.zero, hidden)),))},
+            "router": (
+                {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts + self.zero, hidden)),))}
+                if self.deep_router is None
+                else self.deep_router.weights(at, hidden, self.experts)
+            ),
             "gate_up": {
                 "weight": self._place(
                     self._view_fused(at, matrices(gates, seen, shard=0, role="experts"), 0, 2 * self.inner, seen)

@@ -55,7 +55,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """An affine map where others have norms: (x * by - less) * weight, in float32. Names are those of tensors."""
+    """An affine map where others have norms: (x * by + more - less) * weight, in float32. Names are those of tensors."""
 
     name: str
     """Of the weight."""
@@ -63,10 +63,13 @@ class Scale:
     by: float = 1.0
     less: str = ""
     """"" = nothing is taken off."""
+    more: str = ""
+    """What is added to x before; "" = nothing."""
 
     def weights(self, at: str) -> Weights:
         made = {"weight": vector(f"{at}{self.name}", self.size, fill="ones")}
-        return made | ({"less": vector(f"{at}{self.less}", self.size, fill="zeros")} if self.less else {})
+        parts = {key: name for key, name in (("less", self.less), ("more", self.more)) if name}
+        return made | {key: vector(f"{at}{name}", self.size, fill="zeros") for key, name in parts.items()}
 
 
 @dataclass(frozen=True, slots=True)
