@@ -18,7 +18,7 @@ from thalweg.checkpoint.config import facts, read_config
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models import registry
 
-MORE = sorted(set(ENCODERS) - {"bert", "roberta", "xlm-roberta"})
+MORE = sorted(set(ENCODERS) - {"bert", "roberta", "xlm-roberta", "privacy-filter"})
 SLOW = pytest.mark.slow
 
 
@@ -208,7 +208,9 @@ def test_classes_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(got, numbers(path, transformers.AutoModelForSequenceClassification, ids), atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["deberta-v3", "eurobert", "albert", "roformer", "xlm-roberta-xl", "megatron-bert", "rembert"])
+@pytest.mark.parametrize(
+    "name", ["deberta-v3", "privacy-filter", "eurobert", "albert", "roformer", "xlm-roberta-xl", "megatron-bert", "rembert"]
+)
 @pytest.mark.sampled(2)
 def test_classes_of_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     path = make_encoder(name, tmp_path, transformers.AutoModelForTokenClassification, num_labels=3)

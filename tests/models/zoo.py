@@ -221,6 +221,17 @@ ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "eurobert": (transformers.EuroBertConfig, {"pad_token_id": 0, "attention_bias": True}),
     "jina-v3": (transformers.JinaEmbeddingsV3Config, {"pad_token_id": 0}),
+    "privacy-filter": (
+        transformers.OpenAIPrivacyFilterConfig,
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 4,
+            "sliding_window": 5,
+            "pad_token_id": 0,
+            "intermediate_size": 40,
+        },
+    ),
     "electra-small": (transformers.ElectraConfig, {"embedding_size": 24, "pad_token_id": 0}),
     "albert": (
         transformers.AlbertConfig,

@@ -329,6 +329,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "OlmoHybridForCausalLM": f"{_FAMILIES}.olmo_hybrid:olmo_hybrid",
     "OpenAIGPTLMHeadModel": f"{_FAMILIES}.openai_gpt:openai_gpt",
     "OpsColQwen3Model": f"{_FAMILIES}.colqwen:colqwen3",
+    "OpenAIPrivacyFilterForTokenClassification": f"{_FAMILIES}.gpt_oss:privacy_filter",
     "OPTForCausalLM": f"{_FAMILIES}.opt:opt",
     "OrionForCausalLM": f"{_FAMILIES}.orion:orion",
     "OuroForCausalLM": f"{_FAMILIES}.ouro:ouro",

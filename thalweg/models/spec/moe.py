@@ -75,7 +75,7 @@ class MoE:
     latents: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
     """The names of these projections."""
     biases: tuple[str, str] | None = None
-    """Tensors that hold the biases of gate and up, which alternate, and of down, of all experts."""
+    """Tensors that hold the biases of gate and up, in the order of their rows, and of down, of all experts."""
     sum_bias: str = ""
     """The tensor [hidden] that is added to the experts' sum; "" = none."""
     inward: bool = False
@@ -170,10 +170,11 @@ class MoE:
             first, second = (
                 (f"{at}{name}", (self.experts, n)) for name, n in zip(self.biases, (2 * self.inner, hidden), strict=True)
             )
+            rows, step = ((0, 1), 2) if self.alternate else ((0, self.inner), 1)
             more["biases"] = {
                 "gate_up": Weight(tuple(
-                    Source(f"{each[e]}.{part}.bias", (self.inner,), within=TensorView(*first, e, first=at_row, step=2))
-                    for e in range(self.experts) for at_row, part in enumerate((self.gate, self.up))
+                    Source(f"{each[e]}.{part}.bias", (self.inner,), within=TensorView(*first, e, first=row, step=step))
+                    for e in range(self.experts) for row, part in zip(rows, (self.gate, self.up), strict=True)
                 ), 0),
                 "down": Weight(tuple(
                     Source(f"{each[e]}.{self.down}.bias", (hidden,), within=TensorView(*second, e)) for e in range(self.experts)
