@@ -61,3 +61,18 @@ def test_dots_3_note(said: dict[str, Any]) -> None:
 def test_dots_3_note_refuses(said: dict[str, Any], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         read({**DOTS, "qk_rope_head_dim": 48, "layer_types": PATTERN, **said}, "Dots3NoteForCausalLM")
+
+
+RNJ: dict[str, Any] = {
+    **SIZES, "head_dim": 16, "query_pre_attn_scalar": 16, "final_logit_softcapping": 30.0, "model_type": "gemma3_text",
+    "layer_types": ["full_attention"] * 6, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16, "attention_factor": 1.0,
+    },
+}  # fmt: skip
+
+
+def test_rnj_1_is_gemma_3_without_windows() -> None:
+    assert read(RNJ, "Rnj1ForCausalLM") == read(RNJ, "Gemma3ForCausalLM")
+    for types in (None, ["full_attention"] * 5 + ["chunked_attention"], ["sliding_attention"] * 6):
+        with pytest.raises((CheckpointError, UnsupportedModelError), match="layer_types"):
+            read({**RNJ, "layer_types": types}, "Rnj1ForCausalLM")

@@ -1,5 +1,5 @@
-"""Gemma 3 (text): pre- and post-norms with (1 + w) RMSNorm, scaled embeddings, sliding-window and full layers with separate
-RoPE settings."""
+"""Gemma 3 (text) and Rnj-1: pre- and post-norms with (1 + w) RMSNorm, scaled embeddings, sliding-window and full
+layers with separate RoPE settings."""
 
 from __future__ import annotations
 
@@ -30,6 +30,12 @@ def gemma3(config: Config, both_ways: bool = False) -> ModelSpec:
     config = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, **config}
     every = integer(config, "sliding_window_pattern", default=6)
     return sandwich_decoder(config, every, HeadNorm(eps(config), offset=1.0), caps=(0.0, 0.0), both_ways=both_ways)
+
+
+def rnj1(config: Config) -> ModelSpec:
+    """Rnj-1: Gemma 3 where every layer sees everything."""
+    types = layer_types(config, [], known=("full_attention",))
+    return gemma3({**config, "layer_types": list(types)})
 
 
 def sandwich_decoder(

@@ -65,10 +65,11 @@ class DepthAttention:
         self, ctx: Context, spec: declared.DepthAttention, inner: Inner, weights: Mapping[str, Any], number: int
     ) -> None:
         self._inner, self.mixers, self.places, self._begins = inner, inner.mixers, inner.places, spec.begins
-        self._mean = DepthMean(ctx, spec.eps, weights)
-        self.specs = inner.specs | {"around": self._mean.specs}
+        self._mean = DepthMean(ctx, spec.eps, weights) if weights else None
+        self.specs = inner.specs | ({} if self._mean is None else {"around": self._mean.specs})
 
     def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
-        found = self._inner(p, self._mean(p["around"], x).contiguous(), None, flow)[0]  # the streams have what it is added to
+        read = x[:, 0] if self._mean is None else self._mean(p["around"], x)
+        found = self._inner(p, read.contiguous(), None, flow)[0]  # the streams have what it is added to
         done, total = (x, found) if self._begins else (x[:, :-1], x[:, -1] + found)
         return torch.cat((done, total.unsqueeze(1)), 1), None

@@ -29,12 +29,12 @@ class DepthAttention:
 
     eps: float
     name: str
-    """Prefix of its tensors."""
+    """Prefix of its tensors. "": of the first part of a model, which has one stream to read."""
     begins: bool = False
     """The open stream ends before this part, and its output begins the next one."""
 
     def weights(self, at: str, hidden: int) -> Weights:
-        return depth_weights(f"{at}{self.name}", hidden, self.eps)
+        return depth_weights(f"{at}{self.name}", hidden, self.eps) if self.name else {}
 
 
 def depth_weights(name: str, hidden: int, eps: float) -> Weights:
