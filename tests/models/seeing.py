@@ -289,7 +289,7 @@ def settings(name: str, path: Path) -> None:
     processor(name).save_pretrained(path)
     file = path / "preprocessor_config.json"
     file.write_text(json.dumps(family.said(json.loads(file.read_text()))))
-    write_tokenizer(path, family.marker)
+    write_tokenizer(path, family.marker, family.tokens)
 
 
 def write_tokenizer(path: Path, marker: str, extra: tuple[str, ...] = ()) -> None:
@@ -383,7 +383,7 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
         made = read(name, [images] if nested else images)
         extras = [k for k in (*family.extras, "pixel_values_local") if k in made]
         out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *extras)}
-        if name not in ONE_AXIS and ("image_grid_thw" in out or "image_position_ids" in out):
+        if name not in ONE_AXIS and ("image_grid_thw" in out or "image_position_ids" in out or name == "minicpm-v4.7"):
             out["mm_token_type_ids"] = shown
     if name == "deepseek-ocr" and images:
         edge = FAMILIES[name].settings["tile_size"]
@@ -452,7 +452,7 @@ def written(name: str, image: Any) -> str:
         setattr(whole, key, value)
     if family.writer == "Lfm2VlProcessor":
         return str(whole.replace_image_token(reads(images=[image], return_tensors="np"), 0, use_image_special_tokens=True))
-    if family.writer in ("MiniCPMV4_6Processor", "MiniCPMOcrProcessor"):
+    if family.writer in ("MiniCPMV4_6Processor", "MiniCPMV4_7Processor", "MiniCPMOcrProcessor"):
         divisor = 4 if "downsample_mode" in family.settings else 16
         return str(whole.replace_image_token(reads(images=[image], return_tensors="np"), 0, image_token_divisor=divisor))
     told = "pixel_attention_mask" in family.extras and family.writer != "GraniteDoclingProcessor"

@@ -97,6 +97,8 @@ class Seeing:
     """A configuration -> the model, where transformers does not have it."""
     renamed: tuple[tuple[str, str], ...] = ()
     """What names of tensors begin with -> as its authors publish them."""
+    tokens: tuple[str, ...] = ()
+    """Special tokens behind `NAMES`."""
     engine: dict[str, Any] = field(default_factory=dict)
     """Settings of the engine that tests it."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import transformers
 from ovis2_5 import Ovis2_5, OvisConfig
-from seeing_parts import CLIP, HALVES, IDEFICS, IDS, TEXT, Seeing, config
+from seeing_parts import CLIP, HALVES, IDEFICS, IDS, MROPE, SIGLIP, TEXT, Seeing, config
 
 BLIP = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
@@ -34,6 +34,14 @@ def ovis2_5(said: dict[str, Any]) -> dict[str, Any]:
     return {**{k: said[k] for k in keys}, "model_type": "ovis2_5", "llm_config": {**text, "model_type": "qwen3"}}
 
 
+CANVAS = ("</image>", "<slice>", "</slice>")
+"""Tokens behind those of all families."""
+CANVAS_IDS = {
+    "image_start_id": IDS["<image>"], "newline_id": 198,
+    **{key: 256 + len(IDS) + i for i, key in enumerate(("image_end_id", "slice_start_id", "slice_end_id"))},
+}  # fmt: skip
+
+
 QUERIES: dict[str, Seeing] = {
     "video-llava": Seeing(
         config("VideoLlavaConfig", {"model_type": "llama"}, CLIP, "<image>"), "<image>", "<image>\n", "CLIPImageProcessorPil",
@@ -53,6 +61,25 @@ QUERIES: dict[str, Seeing] = {
             },
         ),
         "<image>", "<image>", "BlipImageProcessorPil", {"size": {"height": 28, "width": 28}},
+    ),
+    "minicpm-v4.7": Seeing(
+        config(
+            "MiniCPMV4_7Config",
+            {
+                "model_type": "qwen3_5_text", "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                "linear_key_head_dim": 24, "linear_value_head_dim": 16, "max_position_embeddings": 1024,
+                "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+            },
+            {**SIGLIP, "image_size": 24, "num_hidden_layers": 3, "model_type": "minicpmv4_7_vision"}, "<|image_pad|>",
+            insert_layer_id=1, **CANVAS_IDS,
+        ),
+        "<|image_pad|>", "<|image_pad|>", "MiniCPMV4_6ImageProcessorPil",
+        {"patch_size": 4, "scale_resolution": 32, "max_slice_nums": 4}, ("target_sizes",), writer="MiniCPMV4_7Processor",
+        holds={
+            "slice_mode": True, "image_start_token": "<image>", "image_end_token": "</image>", "slice_start_token": "<slice>",
+            "slice_end_token": "</slice>",
+        },
+        engine={"max_model_len": 640, "mamba_block_size": 32, "num_gpu_blocks_override": 200}, tokens=CANVAS,
     ),
     "ovis2.5": Seeing(
         lambda: OvisConfig(

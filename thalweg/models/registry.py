@@ -278,6 +278,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "MiniCPMV": f"{_FAMILIES}.minicpm_v_2:minicpm_v",
     "MiniCPMOcrForConditionalGeneration": f"{_FAMILIES}.minicpm_v:minicpm_ocr",
     "MiniCPMV4_6ForConditionalGeneration": f"{_FAMILIES}.minicpm_v:minicpm_v",
+    "MiniCPMV4_7ForConditionalGeneration": f"{_FAMILIES}.minicpm_v:minicpm_v_4_7",
     "MiniMaxForCausalLM": f"{_FAMILIES}.minimax:minimax",
     "MiniMaxM1ForCausalLM": f"{_FAMILIES}.minimax:minimax",
     "MiniMaxM2ForCausalLM": f"{_FAMILIES}.minimax_m2:minimax_m2",

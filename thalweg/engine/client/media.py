@@ -244,7 +244,8 @@ class MediaPreprocessor:
                 )
             for reader, item, count, end in zip(readers, mine, counts, accumulate(counts), strict=True):
                 own = places[end - count : end]
-                made += check_inputs(item.kind, reader.make_inputs(item.value, own), own, reader.source)
+                inputs = check_inputs(item.kind, reader.make_inputs(item.value, own), own, reader.source)
+                made += [reader.arrange(each, ids) for each in inputs]
         size = sum(v.nbytes for item in made for v in item.data)
         if size * choices > MOST_BYTES:
             raise RequestError(

@@ -122,6 +122,10 @@ class MediaReader(ABC):
     def make_inputs(self, value: Any, positions: np.ndarray) -> list[Input]:
         """An item as the engine gets it, one input or several. positions: i32[count] of its placeholders."""
 
+    def arrange(self, item: Input, ids: Sequence[int]) -> Input:
+        """An input with facts that depend on the prompt around it. ids: of the prompt. Default: unchanged."""
+        return item
+
     def complete(self, prompt: str) -> str:
         """A program's prompt with items as the model was trained with it. ValueError, with a message for the client. Default:
         unchanged."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from thalweg.checkpoint.config import Config
@@ -54,6 +55,12 @@ class ImageReader(MediaReader):
         if self.source:
             return [make_source(self._kind, self._processor, value, int(positions[0]) if positions.size else 0)]
         return [make_image_input(self._kind, self._processor, value, positions, self._uncut)]
+
+    def arrange(self, item: Input, ids: Sequence[int]) -> Input:
+        found = self._processor.frame(read_size(item), ids, item.positions) if item.positions.size else None
+        if found is None:
+            return item
+        return msgspec.structs.replace(item, axes=found.axes, extent=found.extent, lead=found.lead, tail=found.tail)
 
     def forget(self) -> None:
         self._images.forget()

@@ -32,6 +32,7 @@ from thalweg.media.processors.llama4 import Llama4, llama4
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
 from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_ocr, minicpm_v
 from thalweg.media.processors.minicpm_v_2 import MiniCpmV2, minicpm_v_2
+from thalweg.media.processors.minicpm_v_4_7 import MiniCpmV47, minicpm_v_4_7
 from thalweg.media.processors.mllama import Mllama, mllama
 from thalweg.media.processors.molmo2 import KEYS as MOLMO_KEYS
 from thalweg.media.processors.molmo2 import Molmo2, molmo2
@@ -112,6 +113,7 @@ Processor = (
     | LlavaNext
     | MiniCpmV
     | MiniCpmV2
+    | MiniCpmV47
     | ModernVBert
     | Mllama
     | Molmo2
@@ -197,6 +199,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "MiniCPMV": minicpm_v_2,
     "MiniCPMOcrForConditionalGeneration": minicpm_ocr,
     "MiniCPMV4_6ForConditionalGeneration": minicpm_v,
+    "MiniCPMV4_7ForConditionalGeneration": minicpm_v_4_7,
     "Mistral3ForConditionalGeneration": pixtral,
     "Molmo2ForConditionalGeneration": molmo2,
     "OpsColQwen3Model": qwen3_vl,

@@ -37,6 +37,19 @@ class View(msgspec.Struct, frozen=True):
     """The crop is resized to this."""
 
 
+class Frame(msgspec.Struct, frozen=True):
+    """Positions of an image's tokens, and of some around them, along several axes."""
+
+    lead: int
+    """Tokens before the first placeholder."""
+    tail: int
+    """Tokens behind the last one."""
+    axes: np.ndarray
+    """i32[tokens, 3], relative to where the first token would be as text."""
+    extent: int
+    """How far the text behind lies from there."""
+
+
 class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Settings of one model. `views` and `text` are arithmetic on the size of an image, upright, as it was sent. They load no
     library, because the process that reads images asks them, too."""
@@ -103,6 +116,10 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def grid(self, size: Size) -> Size | None:
         """Columns and rows of the vectors, for models with several position axes. None: positions have one axis."""
+        return None
+
+    def frame(self, size: Size, ids: Sequence[int], positions: np.ndarray) -> Frame | None:
+        """Where `grid` does not describe the positions. ids: of the prompt. positions: i32[count] of its placeholders."""
         return None
 
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:

@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6 and MiniCPM-OCR: SigLIP encoder with two patch merges, or one, Qwen3.5 decoder."""
+"""MiniCPM-V 4.6 and 4.7, and MiniCPM-OCR: SigLIP encoder with two patch merges, or one, Qwen3.5 decoder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from thalweg.checkpoint.config import BESIDE, Config, integer, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families import qwen3_next
 from thalweg.models.families.common import hidden_size
-from thalweg.models.families.multimodal import is_blind, seeing
+from thalweg.models.families.multimodal import is_blind, seeing, with_axes
 from thalweg.models.families.towers.clip import encoder
 from thalweg.models.families.towers.common import outer_config, size, vision_config, with_defaults
 from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms, VisionSpec
@@ -37,6 +37,10 @@ def minicpm_v(config: Config) -> ModelSpec:
 
 def minicpm_ocr(config: Config) -> ModelSpec:
     return minicpm_v({**config, BESIDE: {"downsample_mode": "4x", **outer_config(config)}})
+
+
+def minicpm_v_4_7(config: Config) -> ModelSpec:
+    return with_axes(minicpm_v(config), config, mixed=True)
 
 
 def _merges_twice(config: Config) -> bool:

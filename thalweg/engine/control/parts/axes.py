@@ -41,14 +41,14 @@ class AxesBuilder(Builder):
 
 def compute_shifts(request: Request) -> tuple[np.ndarray, int]:
     """(i32[prompt, 3], shift): the offset added to the position of each prompt token along each axis, and to that of every
-    later token. The first token of an input keeps its position. The tokens after it continue at `Input.extent` past it."""
+    later token. The tokens after an input continue at `Input.extent` past its first one. No position is negative."""
     shift, less = np.zeros((request.prompt_len, 3), np.int32), 0
     for item in request.inputs:
         if item.axes is None:
             continue
-        first, end = item.span
+        first, end = item.span[0] - item.lead, item.span[1] + item.tail
         each = np.arange(end - first, dtype=np.int32)
         shift[first:end] = item.axes - each[:, None] - less
         less += end - first - item.extent
         shift[end:] = -less
-    return shift, -less
+    return np.maximum(shift, -np.arange(len(shift), dtype=np.int32)[:, None]), -less
