@@ -244,7 +244,7 @@ MORE |= NEWER | LATEST | PACKED | QUERIES
 FAMILIES |= MORE
 LEAST = {"idefics2-split": 2, "ovis2.5": 8, "ovis2.6": 8}
 """Pixels of the shorter edge of an image, where transformers fails at fewer, or resizes those otherwise (Ovis 2.5)."""
-ONE_AXIS = ("dots-ocr", "exaone4.5", "glm5-next", "kimi-k2.5", "kimi-vl", "ovis2.5", "ovis2.6", "video-llama-3")
+ONE_AXIS = ("dots-ocr", "exaone4.5", "glm5-next", "kimi-k2.5", "kimi-vl", "lfm3-vl", "ovis2.5", "ovis2.6", "video-llama-3")
 """Of those with grids: they do not ask which tokens are of images."""
 
 

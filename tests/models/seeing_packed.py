@@ -110,4 +110,19 @@ PACKED: dict[str, Seeing] = {
         holds={"image_feature_placeholder": 4 * "<image>", "patch_feature_placeholder": "<image>"},
         engine={"max_model_len": 1024, "num_gpu_blocks_override": 200},
     ),
+    "lfm3-vl": Seeing(
+        config(
+            "Lfm3VlConfig",
+            {
+                "model_type": "lfm3", "num_hidden_layers": 4, "sliding_window": 40,
+                "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
+            },
+            {
+                "model_type": "lfm3_vl_vision", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "patch_size": 4,
+            }, "<|image_pad|>", projector_hidden_size=56,
+        ),
+        *SHOWN, "Qwen2VLImageProcessorPil", {**PIXELS, **HALVES}, ("image_grid_thw",),
+        engine={"mamba_block_size": 32, "num_gpu_blocks_override": 200},
+    ),
 }  # fmt: skip

@@ -86,6 +86,10 @@ CASES = {
         {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 256, "longest_edge": 4096}}, PAD, "Cosmos3EdgeProcessor",
         {}, {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"},
     ),
+    "lfm3-vl": Watching(
+        "qwen3_vl", "Qwen3VLVideoProcessor", {**PAIRS, "size": {"shortest_edge": 256, "longest_edge": 8192}}, PAD,
+        "Lfm3VlProcessor", {}, {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"},
+    ),
     "glm4v": Watching(
         "glm4v", "Glm4vVideoProcessor", {**PAIRS, "size": {"shortest_edge": 256, "longest_edge": 8192}}, "<|video|>",
         "Glm4vProcessor", {}, {"image_token": "<|image_pad|>"},
@@ -127,7 +131,7 @@ CASES = {
 }  # fmt: skip
 
 
-RECURRENT = ("qwen3.5", "qwen4-exp")
+RECURRENT = ("lfm3-vl", "qwen3.5", "qwen4-exp")
 
 
 def scene(count: int, width: int, height: int, seed: int = 0) -> np.ndarray:
@@ -284,7 +288,7 @@ class Oracle:
         types = 2 * (tokens == shown).int()
         if "glm" not in name:
             types += (tokens == seeing.IDS[seeing.FAMILIES[name].token]).int()
-        if "video_grid_thw" in out or "video_position_ids" in out:
+        if name not in seeing.ONE_AXIS and ("video_grid_thw" in out or "video_position_ids" in out):
             out["mm_token_type_ids"] = types
         if name in ("qwen2-vl", "qwen2.5-vl"):
             seconds = 2 / metadata.sampled_fps * 4 if name == "qwen2.5-vl" else 1

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from thalweg.media.processors.hunyuan import Hy4
     from thalweg.media.processors.idefics2 import Idefics2
     from thalweg.media.processors.kimi import Kimi
+    from thalweg.media.processors.lfm3_vl import Lfm3
     from thalweg.media.processors.llama4 import Llama4
     from thalweg.media.processors.minicpm_v import MiniCpmV
     from thalweg.media.processors.minicpm_v_2 import MiniCpmV2
@@ -226,6 +227,24 @@ def stride_windows(grid: np.ndarray) -> np.ndarray:
     wide = np.pad(grid, 1, constant_values=-1)
     windows = np.lib.stride_tricks.sliding_window_view(wide, (3, 3))[::2, ::2]
     return np.ascontiguousarray(windows).reshape(-1, 9)
+
+
+def neighbouring_blocks(p: Lfm3, views: Sequence[np.ndarray]) -> PatchInputs:
+    """Patches in merged squares, with the distances to the neighbours of each in this order. A neighbour beyond the image has a
+    share of 0."""
+    made = blocks(p, views)
+    rows, columns = (edge // p.patch for edge in views[0].shape[:2])
+    order = merge_order(rows, columns, p.merge)
+    down, across = np.divmod(order, columns)
+    made.turn = angles(down, across, p.head_dim, p.theta, False)
+    index = np.empty(order.size, I32)
+    index[order] = np.arange(order.size, dtype=I32)
+    edge = p.kernel // 2
+    wide = np.pad(index.reshape(rows, columns), edge, constant_values=-1)
+    found = np.lib.stride_tricks.sliding_window_view(wide, (p.kernel, p.kernel)).reshape(order.size, -1)[order]
+    made.share = (found >= 0).astype(F32)
+    made.place = np.where(found >= 0, found - np.arange(order.size, dtype=I32)[:, None], 0).astype(I32)
+    return made
 
 
 def rotary_patches(p: ImageProcessor, view: np.ndarray, merge: int, head_dim: int, theta: float, apart: bool) -> PatchInputs:

@@ -25,6 +25,7 @@ from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.differential import DifferentialAttention
 from thalweg.models.layers.disentangled import DisentangledAttention
 from thalweg.models.layers.gated_streams import GatedResidual
+from thalweg.models.layers.grid_conv import GridConv
 from thalweg.models.layers.hyper import HyperConnection
 from thalweg.models.layers.joined import offer_joined
 from thalweg.models.layers.kda import KimiDeltaAttention
@@ -67,6 +68,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.DifferentialAttention: DifferentialAttention,
     spec.DisentangledAttention: DisentangledAttention,
     spec.GatedRecurrence: GatedRecurrence,
+    spec.GridConv: GridConv,
     spec.IndexPooling: IndexPooling,
     spec.KeptEntries: KeptEntries,
     spec.KeptRows: KeptRows,

@@ -83,6 +83,9 @@ class Flow:
     """The same of the rows that `read` names, where it does."""
     weights: list[Array] | None = None
     """Of steps with `EachToken` of a model that aligns: f32[N, heads, sources] of each layer with such heads."""
+    near: tuple[Array, Array] | None = None
+    """Of image encoders with convolutions over patches: i32[T, n], the neighbours of each patch, and f32[T, n], 0 for those
+    beyond the image, else 1."""
     replays: list[Any] | None = None
     """Of steps that verify drafts: the ops over recurrent states, which `layers.recurrent.settle` runs again."""
     read: Array | None = None

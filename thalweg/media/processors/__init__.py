@@ -28,6 +28,7 @@ from thalweg.media.processors.idefics2 import Idefics2, idefics2
 from thalweg.media.processors.idefics3 import Idefics3, ModernVBert, colmodernvbert, idefics3
 from thalweg.media.processors.kimi import Kimi, kimi
 from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
+from thalweg.media.processors.lfm3_vl import Lfm3, lfm3_vl
 from thalweg.media.processors.llama4 import Llama4, llama4
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
 from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_ocr, minicpm_v
@@ -108,6 +109,7 @@ Processor = (
     | Janus
     | Kimi
     | Lfm2Vl
+    | Lfm3
     | CommandAVision
     | Llama4
     | LlavaNext
@@ -188,6 +190,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "KimiK25ForConditionalGeneration": kimi,
     "KimiVLForConditionalGeneration": kimi,
     "Lfm2VlForConditionalGeneration": lfm2_vl,
+    "Lfm3VlForConditionalGeneration": lfm3_vl,
     "LightOnOCRForConditionalGeneration": lighton_ocr,
     "LightOnOcrForConditionalGeneration": lighton_ocr,
     "Llama4ForConditionalGeneration": llama4,

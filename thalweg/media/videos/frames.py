@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape
 from thalweg.media.processors.cosmos3 import Cosmos3Edge
+from thalweg.media.processors.lfm3_vl import Lfm3
 from thalweg.media.processors.qwen_vl import Glm4v, QwenVL
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class QwenFrame(ImageProcessor, frozen=True, kw_only=True):
     """Qwen3-VL, GLM-4V and Cosmos 3 Edge: limits of pixels are those of all frames together."""
 
-    image: QwenVL | Glm4v | Cosmos3Edge
+    image: QwenVL | Glm4v | Cosmos3Edge | Lfm3
     """Settings of an image, with the limits of a video."""
     shown: int
     """Frames of the video."""
@@ -41,13 +42,16 @@ class QwenFrame(ImageProcessor, frozen=True, kw_only=True):
             wide, high = (math.ceil(edge * more / unit) * unit for edge in (width, height))
         return (View(((wide, high),)),)
 
-    def grid(self, size: Size) -> Size:
+    def grid(self, size: Size) -> Size | None:
+        return None if isinstance(self.image, Lfm3) else self._grid(size)
+
+    def _grid(self, size: Size) -> Size:
         width, height = self.first_view_size(size)
         unit = self.image.patch * self.image.merge
         return width // unit, height // unit
 
     def count(self, size: Size) -> int:
-        columns, rows = self.grid(size)
+        columns, rows = self._grid(size)
         return rows * columns
 
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
@@ -76,6 +80,6 @@ class LlavaFrame(ImageProcessor, frozen=True, kw_only=True):
         return made
 
 
-def stack(image: QwenVL | Glm4v | Cosmos3Edge, shown: int) -> QwenFrame:
+def stack(image: QwenVL | Glm4v | Cosmos3Edge | Lfm3, shown: int) -> QwenFrame:
     shared = {name: getattr(image, name) for name in ImageProcessor.__struct_fields__}
     return QwenFrame(**shared, image=image, shown=shown)

@@ -203,6 +203,10 @@ def qwen3_5(config: Config, images: Processor, said: Config) -> StampedVideo:
     return qwen3_vl(config, images, said, token=248_057)
 
 
+def lfm3_vl(config: Config, images: Processor, said: Config) -> StampedVideo:
+    return qwen3_vl(config, images, said, token=125_029)
+
+
 def cohere_compass(config: Config, images: Processor, said: Config) -> StampedVideo:
     around = ("<|VISION_START|>", "<|VISION_END|>")
     made = qwen3_vl(config, images, said, token=255_032)

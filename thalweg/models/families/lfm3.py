@@ -1,4 +1,4 @@
-"""LFM3, and LFM3-VL for text: LFM2 with windows on some attention layers, a norm after each part, a sigmoid gate per head."""
+"""LFM3, and LFM3-VL: LFM2 with windows on some attention layers, a norm after each part, a sigmoid gate per head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from thalweg.models.families.common import (
     rope,
 )
 from thalweg.models.families.mamba import taps
-from thalweg.models.families.multimodal import blind
+from thalweg.models.families.multimodal import seeing
+from thalweg.models.families.towers.lfm3 import NAMES
+from thalweg.models.families.towers.lfm3 import lfm3_vl as tower
 from thalweg.models.spec import Attention, HeadNorm, Layer, ModelSpec, Names, Norm, Norms, ShortConv
 
 ROPES = {
@@ -26,7 +28,8 @@ ROPES = {
 
 
 def lfm3_vl(config: Config) -> ModelSpec:
-    return blind(lfm3(config))
+    spec = lfm3(config)
+    return seeing(spec, config, tower, inside=(*spec.names.inside, *NAMES))
 
 
 def lfm3(config: Config) -> ModelSpec:

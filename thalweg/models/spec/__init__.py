@@ -28,6 +28,7 @@ from thalweg.models.spec.differential import DifferentialAttention
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
 from thalweg.models.spec.fastconformer import FastConformerSpec
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
+from thalweg.models.spec.grid_conv import GridConv
 from thalweg.models.spec.hyper import HyperConnection, HyperStreams
 from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.kda import KimiDelta
@@ -115,6 +116,7 @@ __all__ = [
     "GatedRecurrence",
     "GatedResidual",
     "GatedStreams",
+    "GridConv",
     "HeadNorm",
     "HyperConnection",
     "HyperStreams",

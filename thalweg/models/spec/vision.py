@@ -171,6 +171,9 @@ class VisionSpec:
     prefix: tuple[str, int] = ("", 0)
     """A tensor [n, hidden], and n: learned vectors before the patches of an image. They are the first of `rows`. Their patches
     have values of 0, so `patch_bias` must be False."""
+    neighbours: bool = False
+    """`Patches.place` has the distances to the neighbours of each patch in the batch, and `share` is 0 for those beyond the
+    image. Layers have `GridConv`, and there is no table of places."""
     enter: AnyNorm | None = None
     """Of embedded patches, with their places."""
     embedded: AnyNorm | None = None

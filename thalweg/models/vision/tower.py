@@ -173,8 +173,8 @@ class VisionEncoder:
 
     @property
     def attention(self) -> tuple[AttentionBackend, AttnSpec]:
-        """Of its layers, which are alike."""
-        first = self._blocks[0].mixers[0]
+        """Of its layers with attention, which are alike."""
+        first = next(block.mixers[0] for block in self._blocks if block.mixers[0].backend is not None)
         return first.backend, first.spec
 
     @property
@@ -210,7 +210,10 @@ class VisionEncoder:
         caches: list[Any] = [x.new_zeros(0)] * len(self._blocks)
         tables = {0: patches.turn}
         rows = torch.arange(len(patches.value), dtype=torch.int32, device=x.device)  # each has its own row of the table
-        flows = [Flow(each, caches, tables, rows=rows) for each in (batch, windows(batch))]
+        near = None
+        if self.spec.neighbours:
+            near = (rows.unsqueeze(1) + patches.place).to(torch.int32), patches.share
+        flows = [Flow(each, caches, tables, rows=rows, near=near) for each in (batch, windows(batch))]
         if self.spec.shrinks is not None:
             group = self.spec.shrinks[1].group
             flows.append(Flow(shrunk(batch, group), caches, tables, rows=rows[: len(rows) // group]))
