@@ -277,6 +277,10 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
             yield "", [ids, history, ids, ids], {}
         case "history_write":
             yield "", [history, ids, ids, ids], {}
+        case "enter_tokens":
+            yield "", [ids, history, rows, ids, ids], {"max_len": 8192}
+        case "emit_tokens":
+            yield "", [history, rows, rows, rows, meta(seqs, dtype=torch.bool), rows, per_row], {}
         case "penalties":
             yield "", [logits, history, rows, rows, rows, per_row, per_row, per_row], {}
         case "bad_words":

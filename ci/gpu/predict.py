@@ -52,7 +52,7 @@ BUDGET = 8192
 """Tokens of the largest step with prompts, on a large GPU."""
 LAYER_LAUNCHES = {"dense": 10, "experts": 14}
 LAYER_DEPENDENT = {"dense": 6, "experts": 11}
-AROUND = 19
+AROUND = 10
 """Launches of a layer, of these such as may be dependent, and around all layers (`ci/gpu/launches.py`)."""
 FEW_PAIRS = 128
 """Pairs of a token and an expert up to which a mixture has one launch less (`triton_kernels.groups`)."""

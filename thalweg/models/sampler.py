@@ -41,6 +41,7 @@ class Sampler:
         """Temperature, truncation and draw in one, where the device has it."""
         self._logprobs: dict[int, BoundOp] = {}
         self._write = binder.bind(ops.history_write)
+        self._emit = binder.offer(ops.emit_tokens)
         self._verify_drafts = binder.bind(ops.verify_drafts)
 
     def _bind(self, op: Any, **static: Any) -> BoundOp:
@@ -80,6 +81,9 @@ class Sampler:
         drafts = batch.get(Drafts)
         if drafts is not None:
             return self._verify(tokens, most, history, batch, drafts, logprobs)
+        if self._emit is not None:
+            history, counts, invalid = self._emit(history, batch.slots, batch.context, batch.query, batch.emit, tokens, most)
+            return StepResult(tokens[:, None], counts, logprobs=logprobs, invalid=invalid), history
         history = self._write(history, torch.where(batch.emit, batch.slots, SCRATCH), batch.context + batch.query, tokens)
         invalid = ~(most < float("inf"))  # true for NaN and for +inf
         return StepResult(tokens[:, None], batch.emit.to(torch.int32), logprobs=logprobs, invalid=invalid), history

@@ -84,16 +84,24 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
         return _pooling_step(model)
     resolve = binder.bind(ops.resolve_tokens)
     write = binder.bind(ops.history_write)
+    enter = binder.offer(ops.enter_tokens, max_len=model.max_len)
     sampler = Sampler(binder, vocab=model.vocab, logprobs_mode=logprobs_mode)
+
+    def enter_batch(batch: StepBatch, history: Array) -> tuple[StepBatch, Array]:
+        """The batch with known tokens, and the history with these."""
+        if enter is not None:
+            tokens, positions, history = enter(batch.tokens, history, batch.slots, batch.token_seq, batch.positions)
+            return replace(batch, positions=positions, tokens=tokens), history
+        slots = batch.slots.index_select(0, batch.token_seq)
+        positions = batch.positions.clamp(max=model.max_len - 1)  # padding may count on past the longest sequence
+        batch = replace(batch, positions=positions, tokens=resolve(batch.tokens, history, slots, positions))
+        return batch, write(history, slots, batch.positions, batch.tokens)
 
     def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
         history, seen = state["history"], batch.get(History)
         if seen is not None:
             history = write(history, seen.slot, seen.position, seen.token)
-        slots = batch.slots.index_select(0, batch.token_seq)
-        positions = batch.positions.clamp(max=model.max_len - 1)  # padding may count on past the longest sequence
-        batch = replace(batch, positions=positions, tokens=resolve(batch.tokens, history, slots, positions))
-        history = write(history, slots, batch.positions, batch.tokens)
+        batch, history = enter_batch(batch, history)
         drafts, scores, aligned = batch.get(Drafts), batch.get(Scores), batch.get(EachToken)
         rows = batch.last_row if drafts is None else torch.cat([batch.last_row, drafts.row - 1])
         tail = proposer if batch.get(Proposing) is not None else None
@@ -114,7 +122,8 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
         if aligned is not None:
             more["weights"] = weights
         x, kv = model.forward(params, batch, state["kv"], rows if some else None, **more)
-        last = x if some else x.index_select(0, rows)
+        alone = batch.uniform == 1 and drafts is None  # then row i is the only one of sequence i
+        last = x if some or alone else x.index_select(0, rows)
         if model.has_argmax and batch.features.plain and adapted is None:
             tokens, values = model.argmax(params, last)
             result, history = sampler.emit(tokens, values, history, batch)

@@ -14,7 +14,7 @@ from thalweg.hal.ops.cross import cross_attention, cross_weights, cross_write
 from thalweg.hal.ops.delta import channel_delta_gates, channel_delta_rule, delta_gates, delta_rule, gated_rms_norm
 from thalweg.hal.ops.drafts import draft_inputs, newest_tokens, owned_blocks, pair_inputs, verify_drafts
 from thalweg.hal.ops.heads import head_linear
-from thalweg.hal.ops.history import history_write, resolve_tokens
+from thalweg.hal.ops.history import emit_tokens, enter_tokens, history_write, resolve_tokens
 from thalweg.hal.ops.hyper import hyper_weights
 from thalweg.hal.ops.indexer import block_attention, block_top, chosen_attention, index_top, index_write
 from thalweg.hal.ops.joined import act_and_mul_linear, rms_norm_linear
@@ -33,7 +33,8 @@ __all__ = [
     "act_and_mul", "act_and_mul_linear",
     "activation", "add_rms_norm", "all_ops", "bad_words", "block_attention", "block_top", "causal_conv",
     "channel_delta_gates", "channel_delta_rule", "chosen_attention", "compressed_attention", "cross_attention",
-    "cross_weights", "cross_write", "decaying_average", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed", "experts",
+    "cross_weights", "cross_write", "decaying_average", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed",
+    "emit_tokens", "enter_tokens", "experts",
     "gated_group_norm", "gated_rms_norm",
     "general_delta_rule", "head_linear", "history_write", "hyper_weights", "index_top", "index_write",
     "layer_norm", "linear", "linear_argmax", "linear_scan", "logit_bias", "logprobs", "lora_add", "lora_experts",
@@ -50,6 +51,8 @@ def all_ops() -> dict[str, Op]:
     found = (
         rms_norm_linear,
         act_and_mul_linear,
+        enter_tokens,
+        emit_tokens,
         embed, linear, linear_argmax, rms_norm, add_rms_norm, rope, act_and_mul, resolve_tokens, history_write, penalties,
         bad_words, logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_rows,
         lora_add, lora_experts, lora_rescale, layer_norm, activation, mean_pool, max_pool, causal_conv, delta_gates, delta_rule,

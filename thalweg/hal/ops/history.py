@@ -45,3 +45,41 @@ def history_write(history: Tensor, slots: Tensor, positions: Tensor, tokens: Ten
     keep = (slots != SCRATCH) & (positions >= 0) & (positions < history.shape[1])
     row, column = torch.where(keep, slots, SCRATCH), torch.where(keep, positions, 0)
     return history.index_put((row.long(), column.long()), tokens)
+
+
+def _enter_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    i32 = np.int32
+    tokens, token_seq = np.array([5, ON_DEVICE, 7, 8, ON_DEVICE, 2], i32), np.array([0, 0, 1, 1, 2, 3], i32)
+    history, slots = rng.integers(0, 99, (4, 10)).astype(i32), np.array([1, 3, 2, SCRATCH], i32)
+    return tokens, history, slots, token_seq, np.array([3, 4, 0, 9, 6, 12], i32)
+
+
+@op(samples=[Sample("mixed", _enter_sample, {"max_len": 9})])
+def enter_tokens(
+    tokens: Tensor, history: Tensor, slots: Tensor, token_seq: Tensor, positions: Tensor, *, max_len: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The beginning of a step: positions i32[T] below max_len, the tokens i32[T] at these (`resolve_tokens`), and the history
+    with them (`history_write`): slots i32[S], token_seq i32[T] -> (tokens, positions, history). An optional op: steps offer it,
+    else they call the parts. Kernels may write in place."""
+    token_slots, positions = slots.index_select(0, token_seq), positions.clamp(max=max_len - 1)
+    known = resolve_tokens.reference(tokens, history, token_slots, positions)
+    return known, positions, history_write.reference(history, token_slots, positions, known)
+
+
+def _emit_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    i32 = np.int32
+    history, slots = rng.integers(0, 99, (6, 10)).astype(i32), np.array([1, 3, 2, 5, SCRATCH], i32)
+    context, query = np.array([3, 0, 8, 9, 0], i32), np.array([1, 4, 1, 1, 1], i32)
+    emit, tokens = np.array([True, True, False, True, False]), np.array([11, 12, 13, 14, 15], i32)
+    return history, slots, context, query, emit, tokens, np.array([1.5, np.nan, np.inf, -np.inf, 0.0], np.float32)
+
+
+@op(samples=[Sample("some-emit", _emit_sample)])
+def emit_tokens(
+    history: Tensor, slots: Tensor, context: Tensor, query: Tensor, emit: Tensor, tokens: Tensor, most: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The end of a step: the history with the sampled tokens i32[S] of sequences that emit bool[S], at position context +
+    query; how many each emits; and which rows are not valid, as the largest logit f32[S] is NaN or infinite. slots, context,
+    query i32[S] -> (history, counts i32[S], invalid bool[S]). An optional op, as `enter_tokens`."""
+    history = history_write.reference(history, torch.where(emit, slots, SCRATCH), context + query, tokens)
+    return history, emit.to(torch.int32), ~(most < float("inf"))
