@@ -17,7 +17,7 @@ assert loaded is not None
 assert loaded.loader is not None
 families = importlib.util.module_from_spec(loaded)
 loaded.loader.exec_module(families)
-PAIRS = {"deepseek_v4", "hy_v4", "longcat_flash", "qwen4_exp_text", "rwkv", "zamba2"}
+PAIRS = {"deepseek_v4", "hy_v4", "longcat_flash", "qwen4_exp_text", "rwkv", "zamba2", "zaya"}
 """Families whose decoder layer is declared as two."""
 
 

@@ -289,3 +289,29 @@ def test_llava_leaves_sizes_of_its_text_part_out(kind: str, heads: int, tmp_path
         assert read[key] == getattr(theirs, key)
     assert read.get("num_key_value_heads", heads) == theirs.num_key_value_heads
     assert registry.family(read)(read).vision is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "others"),
+    [
+        (
+            "deepseek-v4",
+            "DeepseekV4ForConditionalGeneration",
+            ("vision.embed.weight", "aligner.w1.weight", "image_end"),
+        ),
+        (
+            "mimo-v2-flash",
+            "MiMoV2OmniForCausalLM",
+            ("visual.norm.weight", "audio_tokenizer.0.weight", "speech_embeddings.0"),
+        ),
+    ],
+)
+def test_tensors_of_other_parts_are_left_unread(name: str, architecture: str, others: tuple[str, ...], tmp_path: Path) -> None:
+    text, whole = make_checkpoint(name, tmp_path / "text", tokenizer=False), tmp_path / "whole"
+    whole.mkdir()
+    config = {**json.loads((text / "config.json").read_text()), "architectures": [architecture]}
+    (whole / "config.json").write_text(json.dumps(config))
+    held = load_file(text / "model.safetensors")
+    save_file(held | {name: torch.zeros(2) for name in others}, whole / "model.safetensors", {"format": "pt"})
+    (want,), (got,) = (Rig(path, platform="cpu").generate(prompts()[:1], 3, 99, 99) for path in (text, whole))
+    assert (got.tokens, got.logprobs) == (want.tokens, want.logprobs)

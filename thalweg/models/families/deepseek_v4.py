@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real, text
@@ -34,6 +35,12 @@ _PREFIXES = (
     ("model.", ""),
 )  # fmt: skip
 """Names as transformers writes them -> those of the published files, by which formats know quantised layers."""
+
+
+def deepseek_v4_text(config: Config) -> ModelSpec:
+    """With a vision encoder, which is left unread."""
+    spec = deepseek_v4(config)
+    return replace(spec, names=replace(spec.names, skip=(*spec.names.skip, "vision.", "aligner.", "image_")))
 
 
 def deepseek_v4(config: Config) -> ModelSpec:

@@ -53,7 +53,7 @@ def mimo_v2(config: Config) -> ModelSpec:
             "the checkpoint to bfloat16"
         )
     made = mimo_v2_flash(config)
-    return blind(made, "audio_encoder.", "audio_tower.", "speech_embeddings.")
+    return blind(made, "audio_encoder.", "audio_tower.", "audio_tokenizer.", "speech_embeddings.")
 
 
 def _rows(heads: Attention, groups: int) -> Attention:
