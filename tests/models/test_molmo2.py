@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import msgspec
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from thalweg.errors import CheckpointError, RequestError, UnsupportedModelError
 from thalweg.media import patches
 from thalweg.media.processors import processor
 from thalweg.models import registry
+from thalweg.template.select import complete_templates
 
 MARKS = ("<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<low_res_im_start>", "<|image|>")
 VOCAB = 256 + len(seeing.NAMES)
@@ -159,6 +161,7 @@ def test_answers_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
             ids = list(out.prompt_token_ids)
             want = model.generate(**given(ids, images, ours), max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
             assert list(out.outputs[0].token_ids) == want
+            assert ids[0] == seeing.IDS["<|im_end|>"]
         for images, chat in chats[:3]:
             out = llm.chat(chat, msgspec.structs.replace(GREEDY, prompt_logprobs=0), use_tqdm=False)[0]
             ids = list(out.prompt_token_ids)
@@ -175,6 +178,18 @@ def test_answers_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
             llm.chat(asks(a, b), GREEDY, use_tqdm=False)
     finally:
         llm.shutdown()
+
+
+@pytest.mark.parametrize(("source", "bos", "begins"), [
+    ("{{ messages[0].content }}", "<s>", "<s>hello"), ("{{ messages[0].content }}", None, "<|im_end|>hello"),
+    ("{{ bos_token }}{{ messages[0].content }}", "<s>", "<s>hello"),
+])  # fmt: skip
+def test_conversations_begin_with_the_token_of_the_authors_processor(source: str, bos: str | None, begins: str) -> None:
+    """`Molmo2Processor` writes it before prompts that lack it. Those of other models stay as their templates write them."""
+    named = complete_templates({"default": source}, "Molmo2ForConditionalGeneration")
+    said = {"eos_token": "<|im_end|>"} | ({"bos_token": bos} if bos else {})
+    assert jinja2.Template(named["default"]).render(messages=[{"content": "hello"}], **said) == begins
+    assert complete_templates({"default": source}, "Molmo3") == {"default": source}
 
 
 @pytest.mark.slow

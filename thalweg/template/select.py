@@ -17,6 +17,17 @@ VARIABLE = "chat_template"
 """Key for a template's name among the templates' keyword arguments."""
 
 
+STARTS: Mapping[str, str] = {"Molmo2ForConditionalGeneration": "{{ bos_token or eos_token }}"}
+"""Architecture -> what its prompts begin with, where the published templates leave that to the authors' processor."""
+
+
+def complete_templates(named: Mapping[str, str], architecture: str) -> Mapping[str, str]:
+    """The templates of a model's files, with the start of its prompts before those that do not write it. named: name ->
+    source."""
+    start = STARTS.get(architecture, "")
+    return {name: source if "bos_token" in source else start + source for name, source in named.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Templates:
     """The chat templates of a model, by name, and the operator's template."""

@@ -30,7 +30,7 @@ from thalweg.media.speakers import load_speaker
 from thalweg.media.speakers.base import Speaker
 from thalweg.params import OF_MODEL, SamplingParams
 from thalweg.template.chat import Chat
-from thalweg.template.select import Templates
+from thalweg.template.select import Templates, complete_templates
 from thalweg.text.grammar import vocabulary
 from thalweg.text.tokenizer import Tokenizer, check_vocab
 
@@ -120,11 +120,12 @@ def load_frontend(located: ResolvedModel) -> Frontend:
         for each in taken.values():
             tokenizer = tokenizer.marking(each.marker)
     generation = _generation_config(args, path)
+    templates = {} if tokenizer is None else complete_templates(tokenizer.chat_templates, located.facts.architecture)
     return Frontend(
         args=located.args,
         path=path,
         tokenizer=tokenizer,
-        chat=Chat(tokenizer, Templates(tokenizer.chat_templates), args.renderer_num_workers) if tokenizer else None,
+        chat=Chat(tokenizer, Templates(templates), args.renderer_num_workers) if tokenizer else None,
         eos_ids=hf.eos_ids(path, located.config, tokenizer, generation),
         default_sampling=_default_sampling(path, generation),
         media=_media(located, tokenizer, taken),
