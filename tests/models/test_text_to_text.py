@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.errors import RequestError, UnsupportedModelError
 from thalweg.models import registry, sizes
+from thalweg.models.spec import ModelSpec
 from thalweg.params import BeamSearchParams
 
 VOCAB, NEW = 288, 12
@@ -31,6 +33,7 @@ T5: dict[str, Any] = {
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "pad_token_id": 0, "eos_token_id": 1,
     "decoder_start_token_id": 0,
 }  # fmt: skip
+LONGT5: dict[str, Any] = {**T5, "local_radius": 5, "global_block_size": 4}
 GEMMA: dict[str, Any] = {
     "vocab_size": VOCAB, "num_key_value_heads": 2, "sliding_window": 9, "max_position_embeddings": 64, "pad_token_id": 0,
     "eos_token_id": 1, "bos_token_id": 2, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 9.0,
@@ -58,9 +61,23 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
         BART | {"activation_function": "swish", "decoder_start_token_id": 1, "scale_embedding": True},
     ),
     "pegasus": (transformers.PegasusConfig, BART | {"activation_function": "relu", "decoder_start_token_id": 1}),
+    "pegasus-x": (
+        transformers.PegasusXConfig, BART | {"decoder_start_token_id": 1, "num_global_tokens": 3, "block_size": 8},
+    ),
+    "led": (
+        transformers.LEDConfig,
+        {
+            **{k: v for k, v in BART.items() if k != "max_position_embeddings"}, "max_encoder_position_embeddings": 64,
+            "max_decoder_position_embeddings": 48, "attention_window": [8, 16],
+        },
+    ),
     "m2m-100": (transformers.M2M100Config, BART),
     "t5": (transformers.T5Config, T5),
     "flan-t5": (transformers.T5Config, T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "longt5-local": (
+        transformers.LongT5Config, LONGT5 | {"encoder_attention_type": "local", "feed_forward_proj": "gated-gelu"},
+    ),
+    "longt5": (transformers.LongT5Config, LONGT5 | {"encoder_attention_type": "transient-global"}),
     "switch": (
         transformers.SwitchTransformersConfig,
         {
@@ -143,12 +160,19 @@ def test_greedy_tokens_are_those_of_transformers(name, tmp_path):
     llm.shutdown()
 
 
-@pytest.mark.parametrize("name", ["marian", "m2m-100", "umt5", "t5gemma"])
+@pytest.mark.parametrize("name", ["marian", "m2m-100", "umt5", "t5gemma", "pegasus-x", "led", "longt5"])
 def test_values_are_counted_as_the_file_has_them(name, tmp_path):
     """Computed positions are in no file: a server compares the counts before it starts."""
     path = make_model(name, tmp_path)
     config = read_config(path)
-    assert sizes.stored_values(registry.family(config)(config)) == open_checkpoint(path).values
+    spec = registry.family(config)(config)
+    assert sizes.stored_values(spec) == count_values(path, spec)
+
+
+def count_values(path: Path, spec: ModelSpec) -> int:
+    """Of the tensors that the model reads."""
+    stored = open_checkpoint(path)
+    return sum(math.prod(stored.entry(name)[1]) for name in stored.names if spec.rename(name) is not None)
 
 
 @pytest.mark.slow
@@ -236,3 +260,14 @@ def test_prompts_of_mvp_are_refused(tmp_path):
     edit_config(path, use_prompt=True)
     with pytest.raises(UnsupportedModelError, match="use_prompt"):
         registry.family(read_config(path))(read_config(path))
+
+
+@pytest.mark.parametrize("name", ["led", "pegasus-x", "longt5", "t5gemma"])
+def test_the_longest_source_is_a_setting(name, tmp_path):
+    """It changes no tensor of the file."""
+    path = make_model(name, tmp_path)
+    config = read_config(path)
+    spec = registry.family(config)({**config, "max_source_positions": 24})
+    assert spec.text.sources == 24
+    assert {mixer.sources for _, mixer in spec.mixers if hasattr(mixer, "sources")} == {24}
+    assert sizes.stored_values(spec) == count_values(path, spec)

@@ -92,9 +92,11 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "moonshine": {
         f"decoder_num_{name}": f"num_{name}" for name in ("attention_heads", "hidden_layers", "key_value_heads")
     },
-    **dict.fromkeys(("mt5", "switch_transformers", "t5", "umt5"), _T5),
+    "led": {**_BART, "max_decoder_position_embeddings": "max_position_embeddings"},
+    **dict.fromkeys(("longt5", "mt5", "switch_transformers", "t5", "umt5"), _T5),
     **dict.fromkeys(
-        ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "mvp", "pegasus", "plbart", "trocr"), _BART
+        ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "mvp", "pegasus", "pegasus_x", "plbart",
+         "trocr"), _BART
     ),
 }  # fmt: skip
 """model_type -> {its name: common name}. If several names have one meaning, the first applies."""
@@ -111,6 +113,7 @@ _WAV2VEC = {
 ABSENT: Mapping[str, Mapping[str, Any]] = {
     "mamba": _ENDLESS,
     "mamba2": _ENDLESS,
+    "longt5": {"max_position_embeddings": 4096},
     "rwkv": _ENDLESS,
     "rwkv7": _ENDLESS,
     "falcon_mamba": _ENDLESS,

@@ -31,6 +31,7 @@ from thalweg.models.layers.joined import offer_joined
 from thalweg.models.layers.kda import KimiDeltaAttention
 from thalweg.models.layers.latent import LatentAttention
 from thalweg.models.layers.lightning import LightningAttention
+from thalweg.models.layers.long_encoder import GlobalLocalAttention, SummaryAttention
 from thalweg.models.layers.mamba import Mamba
 from thalweg.models.layers.mamba2 import Mamba2
 from thalweg.models.layers.memory import LowRankMLP, MemoryPart
@@ -57,6 +58,7 @@ from thalweg.models.layers.xielu import XieluMLP
 MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.Attention: Attention,
     spec.AverageMix: AverageMix,
+    spec.GlobalLocalAttention: GlobalLocalAttention,
     spec.BlockSparseAttention: BlockSparseAttention,
     spec.ChannelMix: ChannelMix,
     spec.CompressedAttention: CompressedAttention,
@@ -80,6 +82,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.PooledKeys: PooledKeys,
     spec.PooledSparseAttention: PooledSparseAttention,
     spec.ShortConv: ShortConv,
+    spec.SummaryAttention: SummaryAttention,
     spec.WindowPooling: WindowPooling,
 }
 FFNS: Mapping[type, Callable[..., Any]] = {

@@ -3,6 +3,7 @@ cross attention in every layer. They differ in positions, and in the place of no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from thalweg.models.spec import (
     Layer,
     LayerNorm,
     LearnedEmbedding,
+    Mixer,
     ModelSpec,
     Names,
     Norms,
@@ -24,20 +26,22 @@ from thalweg.models.spec import (
 
 EPS = 1e-5
 MOST_LAYERS = 1000
+Reader = Callable[[int], Mixer]
+"""Number of a layer of the encoder -> its attention."""
 FIRST = 2
 """The row of position 0, of learned positions and of those of M2M-100."""
 
 
 def bart(config: Config) -> ModelSpec:
-    return _build(config, _learned_positions(config), pre=False, embed_norm=True)
+    return build(config, _learned_positions(config), pre=False, embed_norm=True)
 
 
 def mbart(config: Config) -> ModelSpec:
-    return _build(config, _learned_positions(config), pre=True, embed_norm=True)
+    return build(config, _learned_positions(config), pre=True, embed_norm=True)
 
 
 def plbart(config: Config) -> ModelSpec:
-    return _build(config, _learned_positions(config), pre=False, embed_norm=True, scale=True)
+    return build(config, _learned_positions(config), pre=False, embed_norm=True, scale=True)
 
 
 def mvp(config: Config) -> ModelSpec:
@@ -47,11 +51,11 @@ def mvp(config: Config) -> ModelSpec:
 
 
 def blenderbot(config: Config) -> ModelSpec:
-    return _build(config, _learned_positions(config, first=0), pre=True)
+    return build(config, _learned_positions(config, first=0), pre=True)
 
 
 def blenderbot_small(config: Config) -> ModelSpec:
-    made = _build(config, _learned_positions(config, first=0), pre=False, embed_norm=True)
+    made = build(config, _learned_positions(config, first=0), pre=False, embed_norm=True)
     return replace(made, learned_after_norm=True)
 
 
@@ -60,18 +64,18 @@ def marian(config: Config) -> ModelSpec:
         raise UnsupportedModelError(
             "config.json: share_encoder_decoder_embeddings: this version serves models with one vocabulary for both sides"
         )
-    return _build(config, _sine_positions(config), pre=False)
+    return build(config, _sine_positions(config), pre=False)
 
 
 def pegasus(config: Config) -> ModelSpec:
-    return _build(config, _sine_positions(config), pre=True)
+    return build(config, _sine_positions(config), pre=True)
 
 
 def m2m_100(config: Config) -> ModelSpec:
     """M2M-100 and NLLB (dense)."""
     rows, steps = _positions(config) + FIRST, hidden_size(config) // 2 - 1
     positions = LearnedEmbedding("embed_positions", rows, first=FIRST, sines=steps)
-    return _build(config, positions, pre=True, scale=True, logit_bias="")
+    return build(config, positions, pre=True, scale=True, logit_bias="")
 
 
 def _learned_positions(config: Config, first: int = FIRST) -> LearnedEmbedding:
@@ -86,19 +90,22 @@ def _positions(config: Config) -> int:
     return integer(config, "max_position_embeddings", high=1 << 16)
 
 
-def _build(
+def build(
     config: Config, positions: LearnedEmbedding, *, pre: bool, embed_norm: bool = False, scale: bool = False,
-    logit_bias: str = "final_logits_bias",
+    logit_bias: str = "final_logits_bias", bias: bool = True, sources: int = 0, reader: Reader | None = None,
+    root: str = "model.",
 ) -> ModelSpec:  # fmt: skip
-    """pre: norms before each part, and one at the end. scale: default of `scale_embedding`."""
-    hidden, sources = hidden_size(config), _positions(config)
+    """pre: norms before each part, and one at the end. scale: default of `scale_embedding`. bias: of attention. sources: tokens
+    of the longest source; 0 = as many as positions. reader: None = attention to the whole source."""
+    hidden, sources = hidden_size(config), sources or _positions(config)
     if hidden % 2 and positions.sines:
         raise CheckpointError(f"config.json: d_model: sines and cosines need an even number, not {hidden}")
-    layers = decoder_layers(config, pre, sources=sources, width=hidden)
-    encoder = Layer(
-        _attention(config, "encoder_attention_heads", hidden, False), _ffn(config, "encoder_ffn_dim"),
-        _norms(hidden, pre, "self_attn", "final"),
-    )  # fmt: skip
+    layers = decoder_layers(config, pre, sources=sources, width=hidden, biased=bias)
+    near = attention(config, "encoder_attention_heads", hidden, False, bias)
+    encoder = tuple(
+        Layer(near if reader is None else reader(i), _ffn(config, "encoder_ffn_dim"), _norms(hidden, pre, "self_attn", "final"))
+        for i in range(integer(config, "encoder_layers", high=MOST_LAYERS))
+    )
     ends: dict[str, Any] = {"norm": LayerNorm("layer_norm", hidden, EPS) if pre else None}
     if embed_norm:
         ends["embed_norm"] = LayerNorm("layernorm_embedding", hidden, EPS)
@@ -108,30 +115,31 @@ def _build(
         embed_norm=LayerNorm("decoder.layernorm_embedding", hidden, EPS) if embed_norm else None,
         learned=(replace(positions, name=f"decoder.{positions.name}"),),
         text=TextEncoder(
-            sources=sources, hidden=hidden, layers=(encoder,) * integer(config, "encoder_layers", high=MOST_LAYERS),
-            learned=(positions,), **ends,
+            sources=sources, hidden=hidden, layers=encoder, **ends,
+            learned=(positions,),
         ),
         tied=flag(config, "tie_word_embeddings", True), logit_bias=logit_bias,
         embed_scale=hidden**0.5 if flag(config, "scale_embedding", scale) else 1.0,
-        layer="decoder.layers.{}.", embed="shared", names=Names(skip=_redundant_names(positions)),
+        layer="decoder.layers.{}.", embed="shared", names=Names(skip=_redundant_names(positions, root)),
+        root=root,
     )  # fmt: skip
 
 
-def decoder_layers(config: Config, pre: bool, *, width: int, **cross: Any) -> tuple[Layer, ...]:
-    """The decoder's layers, two for each of the files. pre: as of `_build`. width: of a vector of the source. cross: further
-    fields of `CrossAttention`."""
+def decoder_layers(config: Config, pre: bool, *, width: int, biased: bool = True, **cross: Any) -> tuple[Layer, ...]:
+    """The decoder's layers, two for each of the files. pre: as of `_build`. width: of a vector of the source. biased:
+    attention has biases. cross: further fields of `CrossAttention`."""
     hidden = hidden_size(config)
     heads = _heads(config, "decoder_attention_heads", hidden)
-    mixer = CrossAttention(heads=heads, head_dim=hidden // heads, varies=True, width=width, bias=True, key_bias=True, **cross)
-    own = Layer(_attention(config, "decoder_attention_heads", hidden, True), None, _norms(hidden, pre, "self_attn"))
+    mixer = CrossAttention(heads=heads, head_dim=hidden // heads, varies=True, width=width, bias=biased, key_bias=True, **cross)
+    own = Layer(attention(config, "decoder_attention_heads", hidden, True, biased), None, _norms(hidden, pre, "self_attn"))
     attends_source = Layer(mixer, _ffn(config, "decoder_ffn_dim"), _norms(hidden, pre, "encoder_attn", "final"))
     return (own, attends_source) * integer(config, "decoder_layers", high=MOST_LAYERS)
 
 
-def _redundant_names(positions: LearnedEmbedding) -> tuple[str, ...]:
+def _redundant_names(positions: LearnedEmbedding, root: str) -> tuple[str, ...]:
     """Copies of the shared embedding, and computed positions."""
     names = ["embed_tokens", *["embed_positions"] * bool(positions.sines)]
-    return tuple(f"model.{side}.{name}." for side in ("encoder", "decoder") for name in names)
+    return tuple(f"{root}{side}.{name}." for side in ("encoder", "decoder") for name in names)
 
 
 def _norms(hidden: int, pre: bool, mixer: str, ffn: str = "") -> Norms:
@@ -141,11 +149,11 @@ def _norms(hidden: int, pre: bool, mixer: str, ffn: str = "") -> Norms:
     )
 
 
-def _attention(config: Config, key: str, hidden: int, causal: bool) -> Attention:
+def attention(config: Config, key: str, hidden: int, causal: bool, bias: bool = True, **more: Any) -> Attention:
+    """key: of the number of heads. more: fields of `spec.Attention`."""
     heads = _heads(config, key, hidden)
-    return Attention(
-        heads=heads, kv_heads=heads, head_dim=hidden // heads, causal=causal, bias=True, out_bias=True, out="out_proj"
-    )
+    named = {"out": "out_proj", **more}
+    return Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads, causal=causal, bias=bias, out_bias=bias, **named)
 
 
 def _heads(config: Config, key: str, hidden: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import UnsupportedModelError
@@ -13,6 +14,7 @@ from thalweg.models.spec import (
     Attention,
     CrossAttention,
     Layer,
+    Mixer,
     ModelSpec,
     Names,
     Norm,
@@ -29,6 +31,8 @@ UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias."
 
 Feed = Callable[[Config, str, int, int], FFN]
 """(config, side, layer, place in the layer) -> the feed-forward part there. side: encoder or decoder."""
+Reader = Callable[[Config, int], Mixer]
+"""(config, layer) -> the attention of the encoder."""
 
 
 def t5(config: Config) -> ModelSpec:
@@ -62,9 +66,10 @@ def _ffn(config: Config, side: str, layer: int, place: int) -> FFN:
     return UngatedMLP(inner=inner, act=known[act], name=at, up="wi", down="wo")
 
 
-def build(config: Config, each: bool, ffn: Feed = _ffn) -> ModelSpec:
-    """each: every layer has its own position bias, not only the first of a side."""
-    hidden, sources = hidden_size(config), integer(config, "max_position_embeddings", high=1 << 16)
+def build(config: Config, each: bool, ffn: Feed = _ffn, reader: Reader | None = None) -> ModelSpec:
+    """each: every layer has its own position bias, not only the first of a side. reader: None = attention to the whole text."""
+    longest = integer(config, "max_position_embeddings", high=1 << 16)
+    hidden, sources = hidden_size(config), integer(config, "max_source_positions", high=1 << 16, default=longest)
     heads, dim = _heads(config)
     cross = CrossAttention(
         heads=heads, head_dim=dim, sources=sources, varies=True, width=hidden, scale=1.0, name="layer.1.EncDecAttention",
@@ -74,7 +79,7 @@ def build(config: Config, each: bool, ffn: Feed = _ffn) -> ModelSpec:
     layers: list[Layer] = []
     count = integer(config, "num_decoder_layers", high=MOST_LAYERS, default=integer(config, "num_layers", high=MOST_LAYERS))
     for i in range(count):
-        own = Layer(_attention(config, "decoder", i if each else 0, True), None, Norms(mixer=_norm(config, 0)))
+        own = Layer(attention(config, "decoder", i if each else 0, True), None, Norms(mixer=_norm(config, 0)))
         layers += [own, Layer(cross, ffn(config, "decoder", i, 2), norms)]
     tied = flag(config, "tie_word_embeddings", True)
     scales = flag(config, "scale_decoder_outputs", tied)
@@ -82,7 +87,7 @@ def build(config: Config, each: bool, ffn: Feed = _ffn) -> ModelSpec:
         vocab=integer(config, "vocab_size"), hidden=hidden, layers=tuple(layers),
         numbers=tuple(i // 2 for i in range(2 * count)), norm=Norm("decoder.final_layer_norm", hidden, _eps(config)),
         text=TextEncoder(
-            sources=sources, hidden=hidden, layers=_encoder_layers(config, each, ffn),
+            sources=sources, hidden=hidden, layers=_encoder_layers(config, each, ffn, reader),
             norm=Norm("final_layer_norm", hidden, _eps(config)), layer="block.{}.",
         ),
         tied=tied, logit_scale=hidden**-0.5 if scales else 1.0, root="", layer="decoder.block.{}.", embed="shared",
@@ -99,28 +104,28 @@ def _encoder_model(config: Config, each: bool) -> ModelSpec:
     )  # fmt: skip
 
 
-def _encoder_layers(config: Config, each: bool, ffn: Feed = _ffn) -> tuple[Layer, ...]:
+def _encoder_layers(config: Config, each: bool, ffn: Feed = _ffn, reader: Reader | None = None) -> tuple[Layer, ...]:
+    reader = reader or (lambda config, i: attention(config, "encoder", i if each else 0, False))
     norms = Norms(mixer=_norm(config, 0), ffn=_norm(config, 1))
     count = integer(config, "num_layers", high=MOST_LAYERS)
-    return tuple(
-        Layer(_attention(config, "encoder", i if each else 0, False), ffn(config, "encoder", i, 1), norms) for i in range(count)
-    )
+    return tuple(Layer(reader(config, i), ffn(config, "encoder", i, 1), norms) for i in range(count))
 
 
 def _heads(config: Config) -> tuple[int, int]:
     return integer(config, "num_heads", high=1 << 16), integer(config, "d_kv", high=1 << 16, default=64)
 
 
-def _attention(config: Config, side: str, layer: int, causal: bool) -> Attention:
+def attention(config: Config, side: str, layer: int, causal: bool, name: str = "SelfAttention", **more: Any) -> Attention:
+    """layer: the one with the position bias. name: of the tensors. more: fields of `spec.Attention`."""
     heads, dim = _heads(config)
     bias = RelativeBias(
-        f"{side}.block.{layer}.layer.0.SelfAttention.relative_attention_bias.weight",
+        f"{side}.block.{layer}.layer.0.{name}.relative_attention_bias.weight",
         integer(config, "relative_attention_num_buckets", low=4, high=1 << 10, default=32),
         integer(config, "relative_attention_max_distance", low=8, high=1 << 16, default=128),
     )
     return Attention(
-        heads=heads, kv_heads=heads, head_dim=dim, causal=causal, scale=1.0, name="layer.0.SelfAttention",
-        parts=("q", "k", "v"), out="o", relative=bias,
+        heads=heads, kv_heads=heads, head_dim=dim, causal=causal, scale=1.0, name=f"layer.0.{name}",
+        parts=("q", "k", "v"), out="o", relative=bias, **more,
     )  # fmt: skip
 
 

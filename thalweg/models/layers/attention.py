@@ -257,7 +257,7 @@ class AttentionOps:
         if self._spec.reach:
             bias = p["relative"]
             causal = self._spec.kind != "encoder"
-            bias = bias[_placed_buckets(bias.shape[0], self._spec.reach, causal, bias.device)].T.contiguous()
+            bias = bias[bucket_table(bias.shape[0], self._spec.reach, causal, bias.device)].T.contiguous()
             out, cache = self._backend.attend_biased(q, k, v, cache, flow.batch, at.group, self._spec, bias)
         else:
             out, cache = self._backend.attend(q, k, v, cache, flow.batch, at.group, self._spec, p.get("sinks"))
@@ -287,7 +287,8 @@ def _buckets(buckets: int, distance: int, causal: bool) -> Array:
 
 
 @functools.cache
-def _placed_buckets(buckets: int, distance: int, causal: bool, device: torch.device) -> Array:
+def bucket_table(buckets: int, distance: int, causal: bool, device: torch.device) -> Array:
+    """`_buckets` on a device."""
     return _buckets(buckets, distance, causal).to(device)
 
 

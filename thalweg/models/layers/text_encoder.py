@@ -30,7 +30,7 @@ class TextEncoder:
         embed: Callable[[Any, Array], Array],
     ) -> None:  # fmt: skip
         """block: builder of a layer from its declaration. embed: embeddings of token ids, of the model's parameters."""
-        self._embed, ropes = embed, spec.ropes
+        self._embed, self._globals, ropes = embed, spec.globals, spec.ropes
         self._layers = [
             block(ctx, each, weights["layers"][i], [MixerRef(i, table=-1 if m.rope is None else ropes.index(m.rope))
                                                     for m in each.mixers])
@@ -56,6 +56,8 @@ class TextEncoder:
             op, scale = ctx.bind(ops.embed, vocab=spec.vocab, size=spec.hidden), round_to(spec.embed_scale, ctx.dtype)
             self._embed = lambda params, tokens: op(tokens, params["text"]["embed"]["weight"]) * scale
             self.specs["embed"] = {"weight": ParamSpec(weights["embed"]["weight"], ctx.dtype, op.pack)}
+        if spec.globals:
+            self.specs["globals"] = {"weight": ParamSpec(weights["globals"]["weight"], ctx.dtype)}
         if self._learned:
             self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
         if self._image is not None:
@@ -80,9 +82,12 @@ class TextEncoder:
             x = x + each(p["learned"][i], batch, None)
         if self._embed_norm is not None:
             x = self._embed_norm(p["embed_norm"], x)
+        if self._globals:
+            x = torch.cat([p["globals"]["weight"], x])
         residual, flow = None, Flow(batch, [None] * len(self._layers), p.get("rope", {}))
         for i, layer in enumerate(self._layers):
             x, residual = layer(p["layers"][i], x, residual, flow)
+        x, residual = x[self._globals :], None if residual is None else residual[self._globals :]
         if self._norm is not None:
             return self._norm.add(p["norm"], x, residual)[0]
         return x if residual is None else x + residual

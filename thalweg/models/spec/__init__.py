@@ -34,6 +34,7 @@ from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.kda import KimiDelta
 from thalweg.models.spec.latent import LatentAttention
 from thalweg.models.spec.lightning import LightningAttention
+from thalweg.models.spec.long_encoder import GlobalLocalAttention, SummaryAttention
 from thalweg.models.spec.low_rank import LowRankProduct
 from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
@@ -116,6 +117,7 @@ __all__ = [
     "GatedRecurrence",
     "GatedResidual",
     "GatedStreams",
+    "GlobalLocalAttention",
     "GridConv",
     "HeadNorm",
     "HyperConnection",
@@ -177,6 +179,7 @@ __all__ = [
     "SpeechEncoder",
     "StreamSkip",
     "Streams",
+    "SummaryAttention",
     "SwinSource",
     "TextEncoder",
     "TileSource",

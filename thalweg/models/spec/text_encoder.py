@@ -32,6 +32,8 @@ class TextEncoder:
     """Of embeddings from it, rounded to the model's dtype."""
     learned: tuple[LearnedEmbedding, ...] = ()
     """Added to embedded tokens."""
+    globals: int = 0
+    """Learned vectors before the first token. Layers read and change them, and the result lacks them."""
     embed_norm: AnyNorm | None = None
     """Of the first layer's input."""
     vision: DaViTSpec | None = None
@@ -59,6 +61,8 @@ class TextEncoder:
         if self.embed:
             table = Source(f"{at}{self.embed}.weight", (self.vocab, n))
             made["embed"] = {"weight": Weight((table,), role="embedding")}
+        if self.globals:
+            made["globals"] = {"weight": Weight((Source(f"{at}embed_global.weight", (self.globals, n)),), role="embedding")}
         if self.learned:
             made["learned"] = {i: each.weights(at, n) for i, each in enumerate(self.learned)}
         if self.vision is not None:

@@ -1,0 +1,37 @@
+"""LED (Longformer): BART with an encoder of windows. No token attends to all, as in transformers without a
+`global_attention_mask`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.errors import CheckpointError
+from thalweg.models.families.bart import attention, build
+from thalweg.models.families.common import hidden_size
+from thalweg.models.spec import LearnedEmbedding, Mixer, ModelSpec, Names
+
+NAME = "self_attn.longformer_self_attn."
+
+
+def longformer(config: Config) -> ModelSpec:
+    hidden, count = hidden_size(config), integer(config, "encoder_layers", high=1000)
+    said = config.get("attention_window", 512)
+    windows = said if isinstance(said, list) else [said] * count
+    if len(windows) != count or not all(type(n) is int and n > 0 and n % 2 == 0 for n in windows):
+        raise CheckpointError(f"config.json: attention_window: must be an even number, or {count} of them, one for each layer")
+    rows = integer(config, "max_encoder_position_embeddings", high=1 << 16, default=16_384)
+    positions = LearnedEmbedding("embed_positions", integer(config, "max_position_embeddings", high=1 << 16))
+
+    def reader(layer: int) -> Mixer:
+        parts = tuple(f"longformer_self_attn.{part}" for part in ("query", "key", "value"))
+        return attention(
+            config, "encoder_attention_heads", hidden, False, window=windows[layer] // 2 + 1, parts=parts, out="output"
+        )
+
+    sources = integer(config, "max_source_positions", high=rows, default=rows)
+    made = build(config, positions, pre=False, embed_norm=True, reader=reader, sources=sources, root="led.")
+    assert made.text is not None
+    text = replace(made.text, learned=(replace(positions, rows=rows),))
+    unread = (f"led.encoder.layers.{i}.{NAME}{part}_global." for i in range(count) for part in ("query", "key", "value"))
+    return replace(made, text=text, names=Names(skip=(*made.names.skip, *unread)))
