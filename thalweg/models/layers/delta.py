@@ -14,6 +14,7 @@ from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear, RowLinear
+from thalweg.models.layers.norm import norm_facts
 from thalweg.models.layers.recurrent import advance
 from thalweg.models.spec import DeltaNet
 from thalweg.models.weights import ParamSpec
@@ -43,7 +44,7 @@ class GatedDeltaNet:
         self._apart = None
         if spec.gate == "sigmoid":
             self._apart = (
-                ctx.bind(ops.rms_norm, size=spec.value_dim, eps=spec.eps),
+                ctx.bind(ops.rms_norm, size=spec.value_dim, **norm_facts(spec.eps, spec.norm_offset)),
                 ctx.bind(ops.sigmoid_mul, size=spec.value_dim),
             )
         self._out = RowLinear(ctx, weights["out"])

@@ -18,7 +18,7 @@ from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.attention import grown, select_backend
 from thalweg.models.layers.indexer import Indexer, grow, growth_specs
 from thalweg.models.layers.linear import Linear, RowLinear
-from thalweg.models.layers.norm import RMSNorm
+from thalweg.models.layers.norm import RMSNorm, build_norm
 from thalweg.models.layers.pooled_index import PooledIndexer
 from thalweg.models.weights import ParamSpec
 
@@ -34,8 +34,9 @@ class LatentAttention:
         self._parts = (spec.q_latent, spec.latent, spec.rope_dim)
         self._down, self._q = Linear(ctx, weights["down"]), Linear(ctx, weights["q"])
         self._out = RowLinear(ctx, weights["out"])
-        self._kv_norm = _norm(ctx, spec.latent, spec.eps, weights["kv_norm"])
-        self._q_norm = _norm(ctx, spec.q_latent, spec.eps, weights["q_norm"]) if spec.q_latent else None
+        self._gated_norm = spec.gated_norm is not None
+        self._kv_norm = build_norm(ctx, spec.norm_of("", spec.latent), weights["kv_norm"])
+        self._q_norm = build_norm(ctx, spec.norm_of("", spec.q_latent), weights["q_norm"]) if spec.q_latent else None
         self._rope = None
         if spec.rope is not None:
             self._rope = ctx.bind(
@@ -100,7 +101,7 @@ class LatentAttention:
         at = self._place
         # As heads, of which there is one: kernels take those out of wider rows.
         latent_q, latent, key = self._down(p["down"], x, flow).unsqueeze(1).split(self._parts, dim=-1)
-        entered = x if self._q_norm is None else self._q_norm(p["q_norm"], latent_q).squeeze(1)
+        entered = x if self._q_norm is None else self._normalize(self._q_norm, p["q_norm"], latent_q).squeeze(1)
         read = torch.cat((entered, latent_q.squeeze(1)), -1) if self._joint else entered
         q, gates = self._q(p["q"], read, flow).unflatten(-1, (self._heads, -1)), None
         if self._joint:
@@ -116,7 +117,7 @@ class LatentAttention:
             turned = flow.batch.positions if flow.rows is None else flow.rows
             turning, key = self._rope(turning, key, turned, flow.tables[at.table])
         query = torch.cat((self._absorb(still, p["k_up"]["weight"]), turning), -1)
-        latent = self._kv_norm(p["kv_norm"], latent)
+        latent = self._normalize(self._kv_norm, p["kv_norm"], latent)
         held = torch.cat((latent if self._scale == 1.0 else latent * self._scale, key), -1)
         cache = flow.caches[at.layer]
         sinks = p["sinks"]["weight"] if "sinks" in p else None
@@ -139,6 +140,11 @@ class LatentAttention:
         elif gates is not None:
             values = self._gated(values, flow.cut(gates).contiguous())
         return self._out(p["out"], values.flatten(-2), flow, read=True)
+
+    def _normalize(self, norm: Any, p: Mapping[str, Any], x: Array) -> Array:
+        """Of a latent [T, 1, n]. Gates of norms are products of whole rows."""
+        normed: Array = norm(p, x.squeeze(1).contiguous()).unsqueeze(1) if self._gated_norm else norm(p, x)
+        return normed
 
     def _reads(self, query: Array, cache: Array, out: Array, sparse: Sparse, sinks: Array | None, flow: Flow) -> Array:
         """out, but for tokens that see more than they read. All attend to everything before: so a token that reads all it sees

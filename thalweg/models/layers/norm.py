@@ -139,7 +139,7 @@ class GatedRMSNorm:
     """x [T, size] -> [T, size], the norm times a gate that reads it."""
 
     def __init__(self, ctx: Context, spec: GatedNorm, weights: Mapping[str, Any]) -> None:
-        self._norm = RMSNorm(ctx, Norm("", spec.size, spec.eps), weights["norm"])
+        self._norm, self._factor = RMSNorm(ctx, Norm("", spec.size, spec.eps, spec.offset), weights["norm"]), spec.factor
         self._down, self._up = (Product(ctx, weights[key]["weight"]) for key in ("down", "up"))
         self.specs: dict[str, Any] = {
             "norm": self._norm.specs, "down": {"weight": self._down.spec}, "up": {"weight": self._up.spec}
@@ -155,7 +155,8 @@ class GatedRMSNorm:
 
     def _gate(self, p: Mapping[str, Any], x: Array) -> Array:
         gate = self._up(silu(self._down(x, p["down"]["weight"], None)), p["up"]["weight"], None)
-        return (x * sigmoid(gate.to(torch.float32))).to(x.dtype)
+        gate = sigmoid(gate.to(torch.float32))
+        return (x * (gate if self._factor == 1.0 else gate * self._factor)).to(x.dtype)
 
 
 BoundNorm = RMSNorm | StandardLayerNorm | ScaleLayer | PairRMSNorm | ScaledRMSNorm | GatedRMSNorm

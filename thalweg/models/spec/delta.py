@@ -35,6 +35,8 @@ class DeltaNet:
     """q, k, v, z, b and a are in one tensor, by Lara's names."""
     gate: str = "silu"
     """Of z: silu or sigmoid."""
+    norm_offset: float = 0.0
+    """Added to the weight of the heads' norm, where the gate is a sigmoid."""
     most: float = 1.0
     """The maximum factor of the update. Above 1 the stored value may change its sign."""
     name: str = "linear_attn"
@@ -45,6 +47,8 @@ class DeltaNet:
             raise ValueError(f"DeltaNet: {self.value_heads} heads do not share {self.key_heads} queries and keys evenly")
         if self.gate not in ("silu", "sigmoid"):
             raise ValueError(f"DeltaNet: a gate of {self.gate}")
+        if self.norm_offset and self.gate != "sigmoid":
+            raise ValueError("DeltaNet: an offset of the norm requires a sigmoid")
         if self.kernel < 2:
             raise ValueError(f"DeltaNet: a convolution over {self.kernel} tokens is none")
 
@@ -98,6 +102,6 @@ class DeltaNet:
                 "log": vector(f"{at}A_log", heads, shard=0, dtype="float32"),
                 "bias": vector(f"{at}dt_bias", heads, shard=0, fill="ones", dtype="float32"),
             },
-            "norm": Norm(norm, self.value_dim, self.eps).weights(at),
+            "norm": Norm(norm, self.value_dim, self.eps, self.norm_offset).weights(at),
             "out": linear({f"{at}{'o_proj' if self.apart else 'out_proj'}": hidden}, v, shard=1),
         }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.hal.attention import AttnSpec
 from thalweg.models.spec.indexer import Indexer, growth_weights
-from thalweg.models.spec.norm import Norm
+from thalweg.models.spec.norm import GatedNorm, Norm
 from thalweg.models.spec.pooled_index import PooledIndexer
 from thalweg.models.spec.rope import Rope
 from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, vector
@@ -34,6 +34,8 @@ class LatentAttention:
     """Of the scores. 0 = by the size of a head's q."""
     eps: float = 1e-6
     """Of the norms of both latents."""
+    gated_norm: GatedNorm | None = None
+    """The norm of both latents, but for names and sizes. None: RMSNorm."""
     latent_scale: float = 1.0
     """Of the normed latent of keys and values."""
     bias: bool = False
@@ -99,13 +101,13 @@ class LatentAttention:
         down[f"{at}kv_a_proj_with_mqa"] = self.latent + self.rope_dim
         made: dict[str, Any] = {
             "down": linear(down, hidden, shard=None, bias=self.bias),
-            "kv_norm": Norm("kv_a_layernorm", self.latent, self.eps).weights(at),
+            "kv_norm": self.norm_of("kv_a_layernorm", self.latent).weights(at),
             "k_up": {"weight": self._up(at, "k_b_proj", 0, self.nope_dim)},
             "v_up": {"weight": self._up(at, "v_b_proj", self.nope_dim, self.value_dim)},
             "out": linear({f"{at}o_proj": hidden}, self.heads * self.value_dim, shard=1, bias=self.bias),
         }
         if self.q_latent:
-            made["q_norm"] = Norm("q_a_layernorm", self.q_latent, self.eps).weights(at)
+            made["q_norm"] = self.norm_of("q_a_layernorm", self.q_latent).weights(at)
         if self.softmax_scaling:
             made["grows"] = growth_weights(f"{at}{self.softmax_scaling}", self.heads, shard=0)
         if self.key_norm:
@@ -123,6 +125,10 @@ class LatentAttention:
             outputs, inputs = each + self.value_dim, 2 * self.q_latent
         made["q"] = linear({f"{at}{q}": self.heads * outputs}, inputs, shard=0)
         return made
+
+    def norm_of(self, name: str, size: int) -> Norm | GatedNorm:
+        """Of a latent."""
+        return Norm(name, size, self.eps) if self.gated_norm is None else replace(self.gated_norm, name=name, size=size)
 
     def _up(self, at: str, name: str, first: int, rows: int) -> Weight:
         """Of every head its rows of one up-projection, [heads * rows, latent]. Most checkpoints keep both, head by head, in one

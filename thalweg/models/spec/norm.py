@@ -99,20 +99,26 @@ class ScaledNorm:
 
 @dataclass(frozen=True, slots=True)
 class GatedNorm:
-    """y * sigmoid(up(silu(down(y)))), where y is RMSNorm of x (A.X K2)."""
+    """y * sigmoid(up(silu(down(y)))), where y is RMSNorm of x (A.X K2, GigaChat 3.5)."""
 
     name: str
     size: int
     eps: float
     rank: int
     """Outputs of down."""
+    offset: float = 0.0
+    """Of RMSNorm, as `Norm.offset`."""
+    factor: float = 1.0
+    """Of the result."""
+    names: tuple[str, str, str] = ("norm", "W_down", "W_up")
+    """Of RMSNorm, of down and of up, inside `name`. "": the weight is `name`'s."""
 
     def weights(self, at: str) -> Weights:
-        at = f"{at}{self.name}."
+        at, (norm, down, up) = f"{at}{self.name}", self.names
         return {
-            "norm": Norm("norm", self.size, self.eps).weights(at),
-            "down": linear({f"{at}W_down": self.rank}, self.size, shard=None),
-            "up": linear({f"{at}W_up": self.size}, self.rank, shard=None),
+            "norm": Norm(f".{norm}" if norm else "", self.size, self.eps, self.offset).weights(at),
+            "down": linear({f"{at}.{down}": self.rank}, self.size, shard=None),
+            "up": linear({f"{at}.{up}": self.size}, self.rank, shard=None),
         }
 
 
