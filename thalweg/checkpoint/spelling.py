@@ -153,6 +153,7 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "vocab_size": 50_272, "hidden_size": 768, "num_hidden_layers": 12, "ffn_dim": 3072, "num_attention_heads": 12,
         "word_embed_proj_dim": 768, "max_position_embeddings": 2048,
     },
+    ("blip-2", "t5"): {"vocab_size": 32_128},
     ("canary", "canary_decoder"): _CANARY,
     ("clip", "clip_text_model"): {
         "vocab_size": 49_408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8,

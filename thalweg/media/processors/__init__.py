@@ -12,7 +12,7 @@ from thalweg.checkpoint.native_images import READS
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.media.processors.aria import Aria, aria
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
-from thalweg.media.processors.blip_2 import Blip2, blip_2
+from thalweg.media.processors.blip_2 import Blip2, Blip2Source, blip_2
 from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
 from thalweg.media.processors.cosmos3 import Cosmos3Edge, cosmos3_edge
 from thalweg.media.processors.deepseek_vl import DeepseekVL, Janus, deepseek_vl, janus
@@ -88,6 +88,7 @@ __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "Qwen
 Processor = (
     Aria
     | Blip2
+    | Blip2Source
     | Clip
     | ClipVector
     | Cosmos3Edge

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from thalweg.checkpoint.config import Config, integer
 from thalweg.media.processors.base import Size, edge, only, outer, read_size, settings, token, vision
 from thalweg.media.processors.clip import MEAN, STD, Clip
+from thalweg.media.processors.florence2 import Florence2
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,12 +39,25 @@ class Blip2(Clip, frozen=True, kw_only=True):
         return made
 
 
-def blip_2(config: Config, said: Config) -> Blip2:
+class Blip2Source(Florence2, frozen=True, kw_only=True):
+    """For T5, whose text encoder reads an image's vectors before the text."""
+
+    def complete(self, prompt: str) -> str:
+        return self.marker + prompt.replace(self.marker, "")
+
+
+def blip_2(config: Config, said: Config) -> Blip2 | Blip2Source:
     seen = vision(config)
     side = edge(seen, "image_size", 224)
     only(read_size(said, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
+    queries = integer(outer(config), "num_query_tokens", high=1 << 12, default=32)
+    if config.get("model_type") == "t5":
+        return Blip2Source(
+            token=token(config), marker="<image>", patch=edge(seen, "patch_size", 14), side=side, vectors=queries, source=True,
+            **settings(said, mean=MEAN, std=STD),
+        )  # fmt: skip
     return Blip2(
         token=token(config), marker="<image>", patch=edge(seen, "patch_size", 14), shortest=0, side=side, classes=True,
-        whole=True, bare=True, queries=integer(outer(config), "num_query_tokens", high=1 << 12, default=32),
+        whole=True, bare=True, queries=queries,
         **settings(said, mean=MEAN, std=STD),
     )  # fmt: skip

@@ -19,7 +19,12 @@ from thalweg.models.layers.norm import build_norm
 from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.speech import whole_sequence
 from thalweg.models.vision.davit import DaViT
+from thalweg.models.vision.query_image import QueryImage
 from thalweg.models.weights import ParamSpec, Weight
+
+
+def _build_image(ctx: Context, s: Any, weights: Mapping[str, Any]) -> DaViT | QueryImage:
+    return QueryImage(ctx, s, weights) if isinstance(s, declared.QueryImageSpec) else DaViT(ctx, s, weights)
 
 
 class TextEncoder:
@@ -39,7 +44,7 @@ class TextEncoder:
         self._learned = [AddedEmbedding(ctx, each, spec.hidden, weights["learned"][i], spec.sources)
                          for i, each in enumerate(spec.learned)]  # fmt: skip
         norms = {key: build_norm(ctx, norm, weights[key]) for key in ("embed_norm", "norm") if (norm := getattr(spec, key))}
-        self._image = None if spec.vision is None else DaViT(ctx, spec.vision, weights["vision"])
+        self._image = None if spec.vision is None else _build_image(ctx, spec.vision, weights["vision"])
         self._placeholder = -1 if spec.vision is None else spec.vision.token
         self._embed_norm, self._norm = norms.get("embed_norm"), norms.get("norm")
         self.specs: dict[str, Any] = {

@@ -53,6 +53,7 @@ from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
 from thalweg.models.spec.pooled_index import IndexPooling, PooledIndexer
 from thalweg.models.spec.pooled_keys import PooledKeys, PooledSparseAttention
 from thalweg.models.spec.qformer import QFormerSpec
+from thalweg.models.spec.query_image import QueryImageSpec
 from thalweg.models.spec.query_projector import QueryProjectorSpec
 from thalweg.models.spec.resampler import ResamplerSpec
 from thalweg.models.spec.residual_blocks import DepthAttention, ResidualBlocks
@@ -161,6 +162,7 @@ __all__ = [
     "ProjectorSpec",
     "QFormerSpec",
     "QueryEncoderSpec",
+    "QueryImageSpec",
     "QueryProjectorSpec",
     "RelativeBias",
     "ResamplerSpec",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.models.spec.davit import DaViTSpec
 from thalweg.models.spec.norm import AnyNorm
+from thalweg.models.spec.query_image import QueryImageSpec
 from thalweg.models.spec.rope import Rope
 from thalweg.models.weights import Source, Weight, Weights
 
@@ -36,7 +37,7 @@ class TextEncoder:
     """Learned vectors before the first token. Layers read and change them, and the result lacks them."""
     embed_norm: AnyNorm | None = None
     """Of the first layer's input."""
-    vision: DaViTSpec | None = None
+    vision: DaViTSpec | QueryImageSpec | None = None
     """The encoder of an image, whose vectors replace placeholders of a source."""
     name: str = "encoder."
     layer: str = "layers.{}."

@@ -50,12 +50,12 @@ class PatchEncoder:
         x = self._patch(p["patch"], value.to(self._dtype), None)
         x = torch.cat([*(p["learned"][i][0] for i in range(len(self._spec.learned))), x]) + p["places"][0]
         for i, layer in enumerate(self._layers):
-            x = layer(p["layers"][i], x, _attend)
+            x = layer(p["layers"][i], x, attend)
         x = self._norm(p["norm"], x)
         return x if self._projector is None else self._projector(p["projector"], x, None)
 
 
-def _attend(q: Array, k: Array, v: Array) -> Array:
+def attend(q: Array, k: Array, v: Array) -> Array:
     """As `encoder_layer.Attend`."""
     q, k, v = (each.transpose(0, 1) for each in (q, k, v))
     return functional.scaled_dot_product_attention(q, k, v).transpose(0, 1)
