@@ -374,7 +374,7 @@ SERVICES: tuple[Service, ...] = (
         ("tests/server/pooling",),
     ),
     Service(
-        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([18 architectures](audio.md#transcription)), "
+        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([22 architectures](audio.md#transcription)), "
         "[`/v1/audio/speech`](audio.md#speech)",
         True,
         ("tests/server/audio",),

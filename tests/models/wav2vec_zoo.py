@@ -29,6 +29,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "wavlm-large": ("WavLM", {**STABLE, "num_buckets": 16, "max_bucket_distance": 20}),
     "unispeech": ("UniSpeech", {}),
     "unispeech-sat": ("UniSpeechSat", {}),
+    "sew": ("SEW", {"conv_dim": [16] * 3, "conv_kernel": [10, 8, 8], "conv_stride": [5, 8, 8], "mask_time_prob": 0.0}),
+    "sew-projected": (
+        "SEW",
+        {
+            "conv_dim": [16, 16, 32],
+            "conv_kernel": [10, 8, 8],
+            "conv_stride": [5, 8, 8],
+            "squeeze_factor": 3,
+            "num_conv_pos_embeddings": 15,
+        },
+    ),
+    "conformer": ("Wav2Vec2Conformer", {"conv_depthwise_kernel_size": 5}),
+    "conformer-rotary": (
+        "Wav2Vec2Conformer",
+        {
+            **STABLE,
+            "conv_depthwise_kernel_size": 5,
+            "position_embeddings_type": "rotary",
+        },
+    ),
+    "conformer-placeless": ("Wav2Vec2Conformer", {"conv_depthwise_kernel_size": 5, "position_embeddings_type": None}),
     "data2vec": ("Data2VecAudio", {"num_conv_pos_embeddings": 3, "conv_pos_kernel_size": 7}),
 }
 

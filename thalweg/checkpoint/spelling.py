@@ -110,7 +110,12 @@ _CANARY = {
 _WAV2VEC = {
     "vocab_size": 32, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "max_position_embeddings": 1,
 }  # fmt: skip
+_W2V_BERT = {
+    "vocab_size": 32, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
+    "max_position_embeddings": 1,
+}  # fmt: skip
 ABSENT: Mapping[str, Mapping[str, Any]] = {
+    "wav2vec2-bert": _W2V_BERT,
     "mamba": _ENDLESS,
     "mamba2": _ENDLESS,
     "longt5": {"max_position_embeddings": 4096},
@@ -124,7 +129,9 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 38, "hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 2, "max_position_embeddings": 4096,
     },
     "recurrent_gemma": {"max_position_embeddings": 8192},
-    **dict.fromkeys(("data2vec-audio", "hubert", "unispeech", "unispeech-sat", "wav2vec2", "wavlm"), _WAV2VEC),
+    **dict.fromkeys(
+        ("data2vec-audio", "hubert", "sew", "unispeech", "unispeech-sat", "wav2vec2", "wav2vec2-conformer", "wavlm"), _WAV2VEC
+    ),
     "cohere_asr": _CANARY,
     "gemma3_text": {
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -201,7 +208,11 @@ PARTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 _PARAKEET = {
     "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 8, "num_mel_bins": 80, "intermediate_size": 4096,
 }  # fmt: skip
+_LASR = {
+    "hidden_size": 512, "num_hidden_layers": 17, "num_attention_heads": 8, "num_mel_bins": 128, "intermediate_size": 2048,
+}  # fmt: skip
 ENCODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "lasr_ctc": ("encoder_config", _LASR),
     **dict.fromkeys(("parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"), ("encoder_config", _PARAKEET)),
 }
 """model_type of a model that is an encoder and a head -> (the encoder's part, sizes that it omits). The encoder's sizes are the

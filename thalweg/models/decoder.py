@@ -49,6 +49,7 @@ from thalweg.models.stages import names_elsewhere, parts_before, parts_behind
 from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.causal_audio import CausalAudioEncoder
 from thalweg.models.vision.conformer import Conformer
+from thalweg.models.vision.conformer_transcriber import ConformerTranscriber
 from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.masked import MaskedEncoder
 from thalweg.models.vision.patch_source import PatchEncoder
@@ -109,6 +110,7 @@ AUDIO: Mapping[type, Callable[..., Any]] = {
     spec.AudioSpec: AudioEncoder,
     spec.CausalAudioSpec: CausalAudioEncoder,
     spec.ConformerSpec: Conformer,
+    spec.ConformerTranscriberSpec: ConformerTranscriber,
     spec.FastConformerSpec: FastConformer,
     spec.Wav2VecSpec: Wav2VecEncoder,
 }

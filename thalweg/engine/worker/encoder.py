@@ -12,12 +12,9 @@ from thalweg.engine.messages import Input
 from thalweg.hal.device import Background, Device, Executable, Pending
 from thalweg.hal.step import Params, StateBox, Step, StepBatch
 from thalweg.models.vision.audio_encoder import AudioEncoder
-from thalweg.models.vision.causal_audio import CausalAudioEncoder
-from thalweg.models.vision.conformer import Conformer
-from thalweg.models.vision.fastconformer import FastConformer
+from thalweg.models.vision.clip_encoder import ClipEncoder
 from thalweg.models.vision.sam import SamEncoder
 from thalweg.models.vision.tower import VisionEncoder
-from thalweg.models.vision.wav2vec import Wav2VecEncoder
 from thalweg.models.voices.vits import VitsNetwork
 
 Compile = Callable[[Step, Params, StateBox], Executable]
@@ -29,16 +26,7 @@ TOGETHER = 1 << 14
 class EncoderNetwork:
     """An encoder of the model, and its executables. Kinds of media may share one."""
 
-    model: (
-        VisionEncoder
-        | SamEncoder
-        | AudioEncoder
-        | CausalAudioEncoder
-        | Conformer
-        | FastConformer
-        | Wav2VecEncoder
-        | VitsNetwork
-    )
+    model: VisionEncoder | SamEncoder | AudioEncoder | ClipEncoder | VitsNetwork
     params: Params
     state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
     carried: dict[str, Any] = field(default_factory=dict, init=False)

@@ -13,6 +13,7 @@ from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.audio_processors.base import AudioProcessor
 from thalweg.media.audio_processors.granite_speech import granite_speech
+from thalweg.media.audio_processors.kaldi import lasr, wav2vec2_bert
 from thalweg.media.audio_processors.parakeet import parakeet
 from thalweg.media.audio_processors.voxtral_realtime import voxtral_realtime
 from thalweg.media.audio_processors.wav2vec import wav2vec
@@ -122,6 +123,7 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "GlmAsrForConditionalGeneration": _glm_asr,
     "GraniteSpeechForConditionalGeneration": granite_speech,
     "HubertForCTC": wav2vec,
+    "LasrForCTC": lasr,
     "MusicFlamingoForConditionalGeneration": _music_flamingo,
     "ParakeetForCTC": parakeet,
     "ParakeetForRNNT": parakeet,
@@ -133,9 +135,12 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "Qwen3ASRForConditionalGeneration": _qwen3_asr,
     "Qwen3OmniMoeForConditionalGeneration": _qwen3_omni,
     "Qwen3OmniMoeThinkerForConditionalGeneration": _qwen3_omni,
+    "SEWForCTC": wav2vec,
     "UniSpeechForCTC": wav2vec,
     "UniSpeechSatForCTC": wav2vec,
     "VoxtralForConditionalGeneration": _voxtral,
+    "Wav2Vec2BertForCTC": wav2vec2_bert,
+    "Wav2Vec2ConformerForCTC": wav2vec,
     "Wav2Vec2ForCTC": wav2vec,
     "WavLMForCTC": wav2vec,
 }
@@ -145,7 +150,7 @@ TOKEN_FILE_PROCESSORS: Mapping[str, Callable[[Config, Config, Path], AudioProces
     "VoxtralRealtimeForConditionalGeneration": voxtral_realtime,
 }
 """The same of models whose prompts follow from the tokenizer's file."""
-OTHER_SPECTRA = frozenset({granite_speech, parakeet, wav2vec})
+OTHER_SPECTRA = frozenset({granite_speech, lasr, parakeet, wav2vec, wav2vec2_bert})
 """Those that check the settings of spectra themselves."""
 
 
@@ -158,7 +163,7 @@ def load_audio_processor(config: Config, path: Path) -> AudioProcessor | None:
         return of_file(config, _read_settings(folder(path)), folder(path))
     if read is None:
         return None
-    if read is not wav2vec and not ({"audio_config", "encoder_config"} & outer(config).keys()):
+    if read not in (wav2vec, wav2vec2_bert) and not ({"audio_config", "encoder_config"} & outer(config).keys()):
         return None
     said = _read_settings(folder(path))
     if read in OTHER_SPECTRA:

@@ -47,10 +47,16 @@ def parakeet_spectrum(sound: np.ndarray, bins: int, emphasis: float) -> np.ndarr
     return np.ascontiguousarray(made.T, F32)
 
 
-def parakeet(config: Config, said: Config) -> ParakeetAudio:
+def encoder_settings(config: Config) -> Config:
+    """`encoder_config`. CheckpointError if there is none."""
     encoder = config.get("encoder_config")
     if not isinstance(encoder, dict):
         raise CheckpointError("config.json: encoder_config: missing")
+    return encoder
+
+
+def parakeet(config: Config, said: Config) -> ParakeetAudio:
+    encoder = encoder_settings(config)
     bins = integer(encoder, "num_mel_bins", high=1 << 12, default=80)
     ours = (("sampling_rate", RATE), ("hop_length", HOP), ("n_fft", FFT), ("win_length", WINDOW), ("feature_size", bins))
     for key, value in ours:

@@ -1,8 +1,8 @@
-"""wav2vec 2.0, HuBERT, WavLM, UniSpeech and data2vec for audio: an encoder of samples with a CTC head."""
+"""wav2vec 2.0, HuBERT, WavLM, UniSpeech, data2vec for audio and SEW: an encoder of samples with a CTC head."""
 
 from __future__ import annotations
 
-from math import prod
+from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
@@ -11,13 +11,18 @@ from thalweg.media.mel import RATE
 from thalweg.models.families.parakeet import blank_token
 from thalweg.models.families.towers.common import act
 from thalweg.models.families.transcribers import transcriber
-from thalweg.models.spec import CTCHead, ModelSpec, Names, PlaceConvolution, Wav2VecSpec
+from thalweg.models.spec import CTCHead, ModelSpec, Names, PlaceConvolution, SampleConvolutions, Wav2VecSpec
 
 OLD_NAMES = (
     ("pos_conv_embed.conv.weight_g", "pos_conv_embed.conv.parametrizations.weight.original0"),
     ("pos_conv_embed.conv.weight_v", "pos_conv_embed.conv.parametrizations.weight.original1"),
 )
 MOST_CONVS = 100
+SEW = {
+    "conv_dim": (64, *(128,) * 4, *(256,) * 4, *(512,) * 4), "conv_kernel": (10, *(3, 1) * 4, *(2, 1) * 2),
+    "conv_stride": (5, *(2, 1) * 6),
+}  # fmt: skip
+"""Convolutions that files may omit."""
 
 
 def wav2vec2(config: Config) -> ModelSpec:
@@ -28,7 +33,7 @@ def hubert(config: Config) -> ModelSpec:
     places = _weight_normed(config)
     if flag(config, "conv_pos_batch_norm", False):
         places = PlaceConvolution(taps=places.taps, groups=places.groups, form="batch norm")
-    return _model(config, "hubert.", places, enter_normed=flag(config, "feat_proj_layer_norm", True))
+    return _model(config, "hubert.", places, normed=flag(config, "feat_proj_layer_norm", True))
 
 
 def wavlm(config: Config) -> ModelSpec:
@@ -55,6 +60,14 @@ def data2vec_audio(config: Config) -> ModelSpec:
     return _model(said, "data2vec_audio.", places)
 
 
+def sew(config: Config) -> ModelSpec:
+    said = {**SEW, **config, "do_stable_layer_norm": False}
+    squeeze = integer(config, "squeeze_factor", high=1 << 8, default=2)
+    same = _convolutions(said)[-1][0] == integer(config, "hidden_size")
+    projection = "" if same else "feature_projection"
+    return _model(said, "sew.", _weight_normed(config), squeeze=squeeze, norm="layer_norm", projection=projection)
+
+
 def _weight_normed(config: Config) -> PlaceConvolution:
     taps = integer(config, "num_conv_pos_embeddings", high=1 << 12, default=128)
     return PlaceConvolution(taps=taps, groups=_groups(config), form="weight norm")
@@ -70,30 +83,53 @@ def _groups(config: Config) -> int:
 
 
 def _model(
-    config: Config, root: str, places: PlaceConvolution, *, enter_normed: bool = True, buckets: int = 0, distance: int = 0
+    config: Config,
+    root: str,
+    places: PlaceConvolution,
+    *,
+    buckets: int = 0,
+    distance: int = 0,
+    squeeze: int = 1,
+    **entrance: Any,
 ) -> ModelSpec:
-    for key in ("adapter_attn_dim", "add_adapter"):
-        if config.get(key):
-            raise UnsupportedModelError(f"config.json: {key}: this version serves these models without adapters of the encoder")
-    norm = text(config, "feat_extract_norm", "group")
-    if norm not in ("group", "layer"):
-        raise UnsupportedModelError(f"config.json: feat_extract_norm: unknown {norm!r:.40}; supported: group, layer")
+    """entrance: fields of `SampleConvolutions`."""
+    check_adapters(config)
+    samples = sample_convolutions(config, **entrance)
     hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads", high=1 << 16, default=12)
     if hidden % heads:
         raise CheckpointError(f"config.json: hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
-    labels, convs = integer(config, "vocab_size", high=1 << 24), _convolutions(config)
+    labels = integer(config, "vocab_size", high=1 << 24)
     head = CTCHead(labels=labels, blank=blank_token({"pad_token_id": 0, **config}, "pad_token_id", labels), name="lm_head")
     encoder = Wav2VecSpec(
-        convs=convs, conv_bias=flag(config, "conv_bias", False), conv_act=act(config, "feat_extract_activation", "gelu"),
-        each_normed=norm == "layer", enter_normed=enter_normed, hidden=hidden,
+        samples=samples, hidden=hidden,
         layers=integer(config, "num_hidden_layers", high=1000, default=12), heads=heads,
         inner=integer(config, "intermediate_size", high=1 << 24, default=3072), act=act(config, "hidden_act", "gelu"),
         places=places, before=flag(config, "do_stable_layer_norm", False), eps=real(config, "layer_norm_eps", default=1e-5),
-        buckets=buckets, distance=distance, frames=int(LONGEST * RATE) // prod(stride for _, _, stride in convs) + 1, head=head,
-        root=root,
+        buckets=buckets, distance=distance, frames=int(LONGEST * RATE) // samples.stride + 1, head=head,
+        root=root, squeeze=squeeze,
     )  # fmt: skip
     counters = (f"{root}masked_spec_embed", f"{root}encoder.pos_conv_embed.batch_norm.num_batches_tracked")
     return transcriber(encoder, encoder.frames, Names(skip=counters, inside=OLD_NAMES))
+
+
+def check_adapters(config: Config) -> None:
+    """UnsupportedModelError for adapters of the encoder."""
+    for key in ("adapter_attn_dim", "add_adapter"):
+        if config.get(key):
+            raise UnsupportedModelError(f"config.json: {key}: this version serves these models without adapters of the encoder")
+
+
+def sample_convolutions(config: Config, **more: Any) -> SampleConvolutions:
+    """more: fields that differ from those of wav2vec 2.0."""
+    norm = text(config, "feat_extract_norm", "group")
+    if norm not in ("group", "layer"):
+        raise UnsupportedModelError(f"config.json: feat_extract_norm: unknown {norm!r:.40}; supported: group, layer")
+    said: dict[str, Any] = {
+        "convs": _convolutions(config), "bias": flag(config, "conv_bias", False),
+        "act": act(config, "feat_extract_activation", "gelu"), "each_normed": norm == "layer", "normed": True,
+        "hidden": integer(config, "hidden_size"), "eps": real(config, "layer_norm_eps", default=1e-5),
+    }  # fmt: skip
+    return SampleConvolutions(**(said | more))
 
 
 def _convolutions(config: Config) -> tuple[tuple[int, int, int], ...]:

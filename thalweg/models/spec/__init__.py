@@ -17,7 +17,9 @@ from thalweg.models.spec.block_sparse import BlockSparseAttention
 from thalweg.models.spec.causal_audio import CausalAudioSpec
 from thalweg.models.spec.compressed import CompressedAttention, KeptEntries, WindowPooling
 from thalweg.models.spec.conformer import ConformerSpec
+from thalweg.models.spec.conformer_layer import ConformerLayer
 from thalweg.models.spec.conformer_source import ConformerSource
+from thalweg.models.spec.conformer_transcriber import ConformerTranscriberSpec
 from thalweg.models.spec.convolved import ConvolvedAttention, ConvolvedHeads
 from thalweg.models.spec.cross import CrossAttention, SourceMLP
 from thalweg.models.spec.davit import DaViTSpec, DaViTStage
@@ -26,6 +28,7 @@ from thalweg.models.spec.delay import DelayMLP
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.differential import DifferentialAttention
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
+from thalweg.models.spec.entrances import FrameConvolutions, FrameProjection, SampleConvolutions
 from thalweg.models.spec.fastconformer import FastConformerSpec
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
 from thalweg.models.spec.grid_conv import GridConv
@@ -96,8 +99,10 @@ __all__ = [
     "ChannelMix",
     "ClipReaderSpec",
     "CompressedAttention",
+    "ConformerLayer",
     "ConformerSource",
     "ConformerSpec",
+    "ConformerTranscriberSpec",
     "Conv",
     "ConvolvedAttention",
     "ConvolvedHeads",
@@ -114,6 +119,8 @@ __all__ = [
     "Distances",
     "EmbedProjection",
     "FastConformerSpec",
+    "FrameConvolutions",
+    "FrameProjection",
     "GatedNorm",
     "GatedRecurrence",
     "GatedResidual",
@@ -172,6 +179,7 @@ __all__ = [
     "Rope",
     "Rows",
     "SamSpec",
+    "SampleConvolutions",
     "Scale",
     "ScaledNorm",
     "ShortConv",

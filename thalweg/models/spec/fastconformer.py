@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg.models.spec.norm import LayerNorm
-from thalweg.models.spec.transcript import TranscriptHead, pointwise
+from thalweg.models.spec.conformer_layer import ConformerLayer
+from thalweg.models.spec.transcript import TranscriptHead
 from thalweg.models.spec.vision import plain
 from thalweg.models.weights import Source, Weight, Weights, linear, vector
 
@@ -58,8 +58,13 @@ class FastConformerSpec:
             frames = (frames + 2 * self.pad - self.taps) // self.stride + 1
         return frames
 
-    def norm(self, name: str) -> LayerNorm:
-        return LayerNorm(name, self.hidden, self.eps)
+    @property
+    def layer(self) -> ConformerLayer:
+        """Of each layer."""
+        return ConformerLayer(
+            hidden=self.hidden, heads=self.heads, inner=self.inner, act=self.act, bias=self.bias, kernel=self.kernel,
+            conv_bias=self.conv_bias, eps=self.eps,
+        )  # fmt: skip
 
     def weights(self, hidden: int) -> Weights:
         """hidden: unused, as the result is a transcript. Parameters are whole on each rank, in the model's dtype."""
@@ -71,7 +76,7 @@ class FastConformerSpec:
         made: dict[str, Any] = {
             "convs": convs,
             "enter": linear({f"{at}linear": n}, c * (self.bins // self.stride**self.halvings), shard=0, bias=True),
-            "layers": {i: self._layer(f"{self.root}layers.{i}.") for i in range(self.layers)},
+            "layers": {i: self.layer.weights(f"{self.root}layers.{i}.") for i in range(self.layers)},
         }
         if self.head is not None:
             made["head"] = self.head.weights(n)
@@ -83,37 +88,3 @@ class FastConformerSpec:
             "kernel": Weight((Source(f"{name}.weight", (outputs, inputs, taps, taps)),)),
             "bias": vector(f"{name}.bias", outputs),
         }  # fmt: skip
-
-    def _layer(self, at: str) -> Weights:
-        n, c = self.hidden, f"{at}conv."
-        made: dict[str, Any] = {
-            f"ff{i}": {
-                "norm": self.norm(f"norm_feed_forward{i}").weights(at),
-                "up": linear({f"{at}feed_forward{i}.linear1": self.inner}, n, shard=0, bias=self.bias),
-                "down": linear({f"{at}feed_forward{i}.linear2": n}, self.inner, shard=0, bias=self.bias),
-            }
-            for i in (1, 2)
-        }
-        a = f"{at}self_attn."
-        parts = {f"{a}{x}_proj": n for x in "qkv"}
-        made["attn"] = {
-            "norm": self.norm("norm_self_att").weights(at),
-            "qkv": linear(parts, n, shard=0, bias=self.bias),
-            "out": linear({f"{a}o_proj": n}, n, shard=0, bias=self.bias),
-            "far": linear({f"{a}relative_k_proj": n}, n, shard=0),
-            "content": Weight((Source(f"{a}bias_u", (self.heads, n // self.heads)),)),
-            "place": Weight((Source(f"{a}bias_v", (self.heads, n // self.heads)),)),
-        }
-        depth: dict[str, Any] = {"kernel": Weight((Source(f"{c}depthwise_conv.weight", (n, 1, self.kernel)),))}
-        made["conv"] = {
-            "norm": self.norm("norm_conv").weights(at),
-            "up": pointwise(f"{c}pointwise_conv1", n, 2 * n, self.conv_bias),
-            "depth": depth | ({"bias": vector(f"{c}depthwise_conv.bias", n)} if self.conv_bias else {}),
-            "batch": {
-                key: vector(f"{c}norm.{name}", n)
-                for key, name in (("weight", "weight"), ("bias", "bias"), ("mean", "running_mean"), ("var", "running_var"))
-            },
-            "down": pointwise(f"{c}pointwise_conv2", n, n, self.conv_bias),
-        }
-        made["norm"] = self.norm("norm_out").weights(at)
-        return made

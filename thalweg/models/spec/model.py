@@ -12,6 +12,7 @@ from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.audio import AudioSpec
 from thalweg.models.spec.causal_audio import CausalAudioSpec
 from thalweg.models.spec.conformer import ConformerSpec
+from thalweg.models.spec.conformer_transcriber import ConformerTranscriberSpec
 from thalweg.models.spec.disentangled import Distances
 from thalweg.models.spec.fastconformer import FastConformerSpec
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
@@ -224,7 +225,9 @@ class ModelSpec:
     """The addition to its matrices."""
     overlays_added: bool = False
     """Vectors of a sequence are added to the embeddings of its tokens. False: they replace those of placeholders."""
-    audio: AudioSpec | CausalAudioSpec | ConformerSpec | FastConformerSpec | Wav2VecSpec | None = None
+    audio: AudioSpec | CausalAudioSpec | ConformerSpec | ConformerTranscriberSpec | FastConformerSpec | Wav2VecSpec | None = (
+        None
+    )
     """The audio encoder. Its vectors replace placeholders of a prompt."""
     vision: VisionSpec | SamSpec | None = None
     """The vision encoder; None: the model is text-only."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from thalweg.models.spec.entrances import SampleConvolutions, convolution
 from thalweg.models.spec.norm import LayerNorm
 from thalweg.models.spec.transcript import TranscriptHead
 from thalweg.models.spec.vision import plain
@@ -27,11 +28,11 @@ class PlaceConvolution:
     def weights(self, at: str, hidden: int) -> Weights:
         at, shape = f"{at}{self.name}", (hidden, hidden // self.groups, self.taps)
         if self.form == "stack":
-            return {i: _convolution(f"{at}layers.{i}.conv", shape) for i in range(self.layers)}
+            return {i: convolution(f"{at}layers.{i}.conv", shape) for i in range(self.layers)}
         if self.form == "batch norm":
             parts = (("weight", "weight"), ("bias", "bias"), ("mean", "running_mean"), ("var", "running_var"))
             batch = {key: vector(f"{at}batch_norm.{name}", hidden) for key, name in parts}
-            return {0: _convolution(f"{at}conv", shape), "batch": batch}
+            return {0: convolution(f"{at}conv", shape), "batch": batch}
         lengths = Weight((Source(f"{at}conv.parametrizations.weight.original0", (1, 1, self.taps)),))
         kernel = Weight((Source(f"{at}conv.parametrizations.weight.original1", shape),))
         return {0: {"kernel": kernel, "lengths": lengths, "bias": vector(f"{at}conv.bias", hidden)}}
@@ -39,14 +40,7 @@ class PlaceConvolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wav2VecSpec:
-    convs: tuple[tuple[int, int, int], ...]
-    """Outputs, taps and stride of each convolution over samples."""
-    conv_bias: bool
-    conv_act: str
-    each_normed: bool
-    """A layer norm follows each of these convolutions. False: the first has a norm of each channel over time."""
-    enter_normed: bool
-    """A layer norm precedes the projection to `hidden`."""
+    samples: SampleConvolutions
     hidden: int
     layers: int
     heads: int
@@ -65,6 +59,8 @@ class Wav2VecSpec:
     """Of the longest clip, after the convolutions."""
     head: TranscriptHead
     root: str
+    squeeze: int = 1
+    """Neighbouring states that layers read as one (SEW: Wu et al. 2021, https://arxiv.org/abs/2109.06870)."""
 
     @property
     def width(self) -> int:
@@ -76,24 +72,16 @@ class Wav2VecSpec:
 
     def weights(self, hidden: int) -> Weights:
         """hidden: unused, as the result is a transcript. Parameters are whole on each rank, in the model's dtype."""
-        at, n, inputs = self.root, self.hidden, 1
-        convs: dict[int, Any] = {}
-        for i, (outputs, taps, _) in enumerate(self.convs):
-            name = f"{at}feature_extractor.conv_layers.{i}"
-            convs[i] = _convolution(f"{name}.conv", (outputs, inputs, taps), self.conv_bias)
-            if self.each_normed or not i:
-                convs[i]["norm"] = _scale_shift(f"{name}.layer_norm", outputs)
-            inputs = outputs
+        at, n = self.root, self.hidden
         made: dict[str, Any] = {
-            "convs": convs,
-            "enter": linear({f"{at}feature_projection.projection": n}, inputs, shard=0, bias=True),
+            **self.samples.weights(at),
             "places": self.places.weights(at, n),
             "norm": self.norm("encoder.layer_norm").weights(at),
             "layers": {i: self._layer(f"{at}encoder.layers.{i}.", i) for i in range(self.layers)},
             "head": self.head.weights(n),
         }
-        if self.enter_normed:
-            made["entering"] = _scale_shift(f"{at}feature_projection.layer_norm", inputs)
+        if self.squeeze > 1:
+            made["spread"] = linear({f"{at}encoder.upsample.projection": n * self.squeeze}, n, shard=0, bias=True)
         return plain(made)
 
     def _layer(self, at: str, i: int) -> Weights:
@@ -112,12 +100,3 @@ class Wav2VecSpec:
             if not i:
                 made["far"] = Weight((Source(f"{a}rel_attn_embed.weight", (self.buckets, self.heads)),))
         return made
-
-
-def _convolution(name: str, shape: tuple[int, ...], bias: bool = True) -> dict[str, Any]:
-    made = {"kernel": Weight((Source(f"{name}.weight", shape),))}
-    return made | ({"bias": vector(f"{name}.bias", shape[0])} if bias else {})
-
-
-def _scale_shift(name: str, size: int) -> dict[str, Weight]:
-    return {"scale": vector(f"{name}.weight", size), "shift": vector(f"{name}.bias", size)}

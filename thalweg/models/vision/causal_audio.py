@@ -9,22 +9,20 @@ import torch
 from torch.nn import functional
 
 from thalweg.hal.parts.frames import Frames
-from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
+from thalweg.hal.step import Array, Params
 from thalweg.models import spec
 from thalweg.models.context import Context
 from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.vision.activation import activate_clip
 from thalweg.models.vision.bound_parts import BoundParts
+from thalweg.models.vision.clip_encoder import ClipEncoder
 from thalweg.models.vision.tower import Projector
 
 Parts = Mapping[str, Any]
 
 
-class CausalAudioEncoder:
-    """Holds no tensors: parameters are passed."""
-
-    attention = None
-    """Its attention is causal within a window, without a cache, and uses no backend."""
+class CausalAudioEncoder(ClipEncoder):
+    """Its attention is causal within a window, without a cache."""
 
     def __init__(self, ctx: Context, s: spec.CausalAudioSpec, weights: Parts, block: Callable[..., Any]) -> None:
         """block: unused, as its layers are of another kind."""
@@ -35,42 +33,24 @@ class CausalAudioEncoder:
         self._projector = Projector(ctx, s.projector, weights["projector"])
         self.specs: dict[str, Any] = {**self._parts.specs, "projector": self._projector.specs}
 
-    @property
-    def depth(self) -> int:
-        """As of `VisionEncoder`."""
-        return self.spec.layers
+    def run_layer(self, i: int, params: Params, x: Array, places: tuple[Array, Array]) -> Array:
+        return self._layer(f"/layers/{i}", params["layers"][i], x, places)
 
-    def part(self, first: int, last: int, carried: dict[str, Any]) -> Step:
-        """As of `VisionEncoder`: `StepResult.pooled` is f32[N, hidden of the language model]."""
+    def finish(self, params: Params, x: Array, frames: Frames) -> Array:
+        x = self._parts.norm("/norm", params["norm"], x)
+        made: Array = self._projector(params["projector"], x, frames.keep, frames.spin).to(torch.float32)
+        return made
 
-        def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
-            frames = batch.get(Frames)
-            assert frames is not None
-            x = carried.pop("x") if first else self._enter(params, frames.mel[0])
-            turn = self._turn(x)
-            for i in range(first, last):
-                x = self._layer(f"/layers/{i}", params["layers"][i], x, turn)
-            out = None
-            if last < self.depth:
-                carried["x"] = x
-            else:
-                x = self._parts.norm("/norm", params["norm"], x)
-                out = self._projector(params["projector"], x, frames.keep, frames.spin).to(torch.float32)
-            zeros = torch.zeros_like(batch.slots)
-            return state, StepResult(zeros.unsqueeze(1), zeros, pooled=out)
-
-        return step
-
-    def _enter(self, params: Params, mel: Array) -> Array:
-        """mel f32[bins, frames] -> [frames / 2, hidden]. Silence precedes each convolution."""
-        x = mel.to(self._dtype)[None]
+    def enter(self, params: Params, clip: Array) -> Array:
+        """As of `ClipEncoder`. Silence precedes each convolution."""
+        x = clip.to(self._dtype)[None]
         for i, stride in enumerate((1, 2)):
             p = params["convs"][i]
             x = functional.conv1d(functional.pad(x, (3 - stride, 0)), p["kernel"], p["bias"], stride=stride)
             x = activate_clip(x, "gelu")
         return x[0].T.contiguous()
 
-    def _turn(self, x: Array) -> tuple[Array, Array]:
+    def read_places(self, params: Params, x: Array) -> tuple[Array, Array]:
         """Cosines and sines [T, 1, head_dim] of the places."""
         size = self.spec.head_dim
         table = cos_sin_table(dict(self.spec.rope), size, len(x), len(x)).to(x.device)

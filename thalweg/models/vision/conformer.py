@@ -9,18 +9,16 @@ import torch
 from torch.nn import functional
 
 from thalweg.hal.parts.frames import Frames
-from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
+from thalweg.hal.step import Array, Params
 from thalweg.models import spec
 from thalweg.models.context import Context
 from thalweg.models.vision.bound_parts import BoundParts, Parts
+from thalweg.models.vision.clip_encoder import ClipEncoder
 from thalweg.models.vision.qformer import QFormer, fill_block
 
 
-class Conformer:
-    """Holds no tensors: parameters are passed."""
-
-    attention = None
-    """Its attention is within blocks, with learned distances, and uses no backend."""
+class Conformer(ClipEncoder):
+    """Its attention is within blocks, with learned distances."""
 
     def __init__(self, ctx: Context, s: spec.ConformerSpec, weights: Parts, block: Callable[..., Any]) -> None:
         """block: unused, as its layers are of another kind."""
@@ -31,35 +29,16 @@ class Conformer:
         self._projector = QFormer(ctx, s.projector, weights["projector"])
         self.specs: dict[str, Any] = {**self._parts.specs, "projector": self._projector.specs}
 
-    @property
-    def depth(self) -> int:
-        """As of `VisionEncoder`."""
-        return self.spec.layers
+    def enter(self, params: Params, clip: Array) -> Array:
+        return self._parts.linear("/enter", params["enter"], clip.T.contiguous().to(self._dtype))
 
-    def part(self, first: int, last: int, carried: dict[str, Any]) -> Step:
-        """As of `VisionEncoder`: `StepResult.pooled` is f32[N, hidden of the language model]."""
+    def run_layer(self, i: int, params: Params, x: Array, places: Any) -> Array:
+        x = self._layer(f"/layers/{i}", params["layers"][i], x)
+        return x + self._feedback(params, x) if i + 1 == self.spec.layers // 2 else x
 
-        def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
-            frames = batch.get(Frames)
-            assert frames is not None
-            x = carried.pop("x") if first else self._enter(params, frames)
-            for i in range(first, last):
-                x = self._layer(f"/layers/{i}", params["layers"][i], x)
-                if i + 1 == self.spec.layers // 2:
-                    x = x + self._feedback(params, x)
-            out = None
-            if last < self.depth:
-                carried["x"] = x
-            else:
-                out = self._projector(params["projector"], x).to(torch.float32)
-            zeros = torch.zeros_like(batch.slots)
-            return state, StepResult(zeros.unsqueeze(1), zeros, pooled=out)
-
-        return step
-
-    def _enter(self, params: Params, frames: Frames) -> Array:
-        """[T, hidden]."""
-        return self._parts.linear("/enter", params["enter"], frames.mel[0].T.contiguous().to(self._dtype))
+    def finish(self, params: Params, x: Array, frames: Frames) -> Array:
+        made: Array = self._projector(params["projector"], x).to(torch.float32)
+        return made
 
     def _feedback(self, params: Params, x: Array) -> Array:
         """The probabilities of labels, projected."""

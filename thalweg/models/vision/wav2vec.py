@@ -10,23 +10,21 @@ import torch
 from torch.nn import functional
 
 from thalweg.hal.parts.frames import Frames
-from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
+from thalweg.hal.step import Array, Params
 from thalweg.models import spec
 from thalweg.models.context import Context
 from thalweg.models.vision.activation import activate_clip
 from thalweg.models.vision.bound_parts import BoundParts
+from thalweg.models.vision.clip_encoder import ClipEncoder
+from thalweg.models.vision.entrances import EPS as NORM_EPS
+from thalweg.models.vision.entrances import enter_samples
 from thalweg.models.vision.transcript import build_transcriber
 
 Parts = Mapping[Any, Any]
-EPS = 1e-5
-"""Of norms of convolutions."""
 
 
-class Wav2VecEncoder:
-    """Holds no tensors: parameters are passed."""
-
-    attention = None
-    """Scores may have a bias by distance, so it uses no backend."""
+class Wav2VecEncoder(ClipEncoder):
+    """Scores may have a bias by distance."""
 
     def __init__(self, ctx: Context, s: spec.Wav2VecSpec, weights: Parts, block: Callable[..., Any]) -> None:
         """block: unused, as its layers are of another kind."""
@@ -36,50 +34,34 @@ class Wav2VecEncoder:
         self._head = build_transcriber(ctx, s.head, weights["head"], s.frames)
         self.specs: dict[str, Any] = {**self._parts.specs, "head": self._head.specs}
 
-    @property
-    def depth(self) -> int:
-        """As of `VisionEncoder`."""
-        return self.spec.layers
+    def run_layer(self, i: int, params: Params, x: Array, places: Array | None) -> Array:
+        return self._layer(f"/layers/{i}", params["layers"][i], x, places)
 
-    def part(self, first: int, last: int, carried: dict[str, Any]) -> Step:
-        """As of `VisionEncoder`: `StepResult.pooled` is f32[1, n], the transcript of a clip."""
+    def finish(self, params: Params, x: Array, frames: Frames) -> Array:
+        x = self._parts.norm("/norm", params["norm"], x) if self.spec.before else x
+        if self.spec.squeeze > 1:
+            x = activate_clip(self._parts.linear("/spread", params["spread"], x), self.spec.samples.act)
+            x = self._fill(x.reshape(-1, self.spec.hidden), frames)
+        made: Array = self._head(params["head"], x)[None]
+        return made
 
-        def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
-            frames = batch.get(Frames)
-            assert frames is not None
-            x = carried.pop("x") if first else self._enter(params, frames.mel[0])
-            far = self._distance_bias(params, len(x))
-            for i in range(first, last):
-                x = self._layer(f"/layers/{i}", params["layers"][i], x, far)
-            out = None
-            if last < self.depth:
-                carried["x"] = x
-            else:
-                x = self._parts.norm("/norm", params["norm"], x) if self.spec.before else x
-                out = self._head(params["head"], x)[None]
-            zeros = torch.zeros_like(batch.slots)
-            return state, StepResult(zeros.unsqueeze(1), zeros, pooled=out)
-
-        return step
-
-    def _enter(self, params: Params, samples: Array) -> Array:
-        """samples f32[1, n] -> [T, hidden]."""
-        s, x = self.spec, samples.to(self._dtype)[None]
-        for i, (_, _, stride) in enumerate(s.convs):
-            p = params["convs"][i]
-            x = functional.conv1d(x, p["kernel"], p.get("bias"), stride=stride)
-            if s.each_normed:
-                x = functional.layer_norm(x.mT, x.shape[1:2], p["norm"]["scale"], p["norm"]["shift"], EPS).mT
-            elif not i:
-                x = functional.group_norm(x, x.shape[1], p["norm"]["scale"], p["norm"]["shift"], EPS)
-            x = activate_clip(x, s.conv_act)
-        x = x[0].T.contiguous()
-        if s.enter_normed:
-            p = params["entering"]
-            x = functional.layer_norm(x, x.shape[1:], p["scale"], p["shift"], s.eps)
-        x = self._parts.linear("/enter", params["enter"], x)
-        x = x + self._places(params["places"], x)
+    def enter(self, params: Params, clip: Array) -> Array:
+        s = self.spec
+        x = enter_samples(s.samples, self._parts, params, clip.to(self._dtype))
+        places = self._places(params["places"], x)
+        if s.squeeze > 1:
+            x = functional.avg_pool1d(x.T[None], s.squeeze)[0].T
+            count = min(len(x), len(places))
+            x, places = x[:count], places[:count]
+        x = x + places
         return x if s.before else self._parts.norm("/norm", params["norm"], x)
+
+    def _fill(self, x: Array, frames: Frames) -> Array:
+        """Zeros for states at the end that were left out."""
+        count = frames.mel.shape[-1]
+        for _, taps, stride in self.spec.samples.convs:
+            count = (count - taps) // stride + 1
+        return functional.pad(x, (0, 0, 0, max(0, count - len(x))))
 
     def _places(self, p: Parts, x: Array) -> Array:
         """[T, hidden]."""
@@ -91,11 +73,11 @@ class Wav2VecEncoder:
             kernel = p[i]["kernel"]
             if s.form == "weight norm":
                 kernel = kernel * (p[i]["lengths"] / kernel.float().norm(dim=(0, 1), keepdim=True)).to(kernel.dtype)
-            x = functional.conv1d(x, kernel, p[i]["bias"], padding=s.taps // 2, groups=s.groups)
+            x = functional.conv1d(x, kernel, p[i]["bias"], padding=s.taps // 2, groups=s.groups, stride=self.spec.squeeze)
             x = x[..., :-1] if s.taps % 2 == 0 else x
             if s.form == "stack":
-                x = functional.layer_norm(x.mT, x.shape[1:2], eps=EPS).mT
-            x = activate_clip(x, self.spec.conv_act)
+                x = functional.layer_norm(x.mT, x.shape[1:2], eps=NORM_EPS).mT
+            x = activate_clip(x, self.spec.samples.act)
         return x[0].T
 
     def _layer(self, at: str, p: Parts, x: Array, far: Array | None) -> Array:
@@ -124,10 +106,10 @@ class Wav2VecEncoder:
         one, other = made.sigmoid().unbind(-1)
         return (one * (other * p["share"].view(-1) - 1.0) + 2.0).T.unsqueeze(-1)
 
-    def _distance_bias(self, params: Params, n: int) -> Array | None:
-        """[heads, n, n]: half of the buckets for keys behind the query. In each half, distances have a bucket each up to half
-        of them, and logarithmic ones from there on."""
-        s = self.spec
+    def read_places(self, params: Params, x: Array) -> Array | None:
+        """A bias of scores [heads, T, T]: half of the buckets for keys behind the query. In each half, distances have a
+        bucket each up to half of them, and logarithmic ones from there on."""
+        s, n = self.spec, len(x)
         if not s.buckets:
             return None
         table = params["layers"][0]["far"]
