@@ -32,6 +32,7 @@ W2V = {
 }  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "lasr": {}, "w2v-bert": {}, "w2v-bert-relative": {"position_embeddings_type": "relative"},
+    "w2v-bert-adapter": {"add_adapter": True, "num_adapter_layers": 2},
     "w2v-bert-rotary": {"position_embeddings_type": "rotary"},
 }  # fmt: skip
 DAY = ("lasr", "w2v-bert")
@@ -107,7 +108,7 @@ def test_what_is_refused():
     bert = {"architectures": ["Wav2Vec2BertForCTC"], "model_type": "wav2vec2-bert", **W2V}
     medical = {"architectures": ["LasrForCTC"], "model_type": "lasr_ctc", "vocab_size": 17, "encoder_config": ENCODER}
     for config, said, error, words in (
-        (bert, {"add_adapter": True}, UnsupportedModelError, "add_adapter"),
+        (bert, {"add_adapter": True, "output_hidden_size": 16}, UnsupportedModelError, "output_hidden_size"),
         (bert, {"use_intermediate_ffn_before_adapter": True}, UnsupportedModelError, "use_intermediate_ffn"),
         (bert, {"position_embeddings_type": "x"}, UnsupportedModelError, "position_embeddings_type"),
         (bert, {"conv_depthwise_kernel_size": 4}, CheckpointError, "conv_depthwise_kernel_size"),

@@ -197,6 +197,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "GraniteMoeSharedForCausalLM": f"{_FAMILIES}.granite:granite_moe_shared",
     "GraniteMoeSWAForCausalLM": f"{_FAMILIES}.granite_swa:granite_moe_swa",
     "GraniteSpeechForConditionalGeneration": f"{_FAMILIES}.granite_speech:granite_speech",
+    "GraniteSpeechPlusForConditionalGeneration": f"{_FAMILIES}.granite_speech:granite_speech",
     "GraniteSWAForCausalLM": f"{_FAMILIES}.granite_swa:granite_swa",
     "GteForMaskedLM": f"{_FAMILIES}.gte:gte",
     "GteForSequenceClassification": f"{_FAMILIES}.gte:gte_classifier",

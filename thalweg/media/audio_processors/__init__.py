@@ -122,6 +122,7 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "Data2VecAudioForCTC": wav2vec,
     "GlmAsrForConditionalGeneration": _glm_asr,
     "GraniteSpeechForConditionalGeneration": granite_speech,
+    "GraniteSpeechPlusForConditionalGeneration": granite_speech,
     "HubertForCTC": wav2vec,
     "LasrForCTC": lasr,
     "MusicFlamingoForConditionalGeneration": _music_flamingo,

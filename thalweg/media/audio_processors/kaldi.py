@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from thalweg.checkpoint.config import Config, integer
+from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.errors import UnsupportedModelError
 from thalweg.media.audio_processors.clips import ClipAudio
 from thalweg.media.audio_processors.parakeet import encoder_settings
@@ -88,8 +88,19 @@ def wav2vec2_bert(config: Config, said: Config) -> PairAudio:
     _check(said, stride=PAIR, num_mel_bins=inputs // PAIR, sampling_rate=RATE)
     return PairAudio(
         token=0, bins=inputs // PAIR, hidden=integer(config, "hidden_size", high=1 << 20), most=LONGEST, least=1,
-        stride=PAIR * HOP, shortest=SHORTEST,
+        stride=PAIR * HOP * _pooling(config), shortest=SHORTEST,
     )  # fmt: skip
+
+
+def _pooling(config: Config) -> int:
+    """Encoder states in one that the head reads."""
+    count = integer(config, "num_adapter_layers", high=100, default=1) if flag(config, "add_adapter", False) else 0
+    return int(adapter_stride(config) ** count)
+
+
+def adapter_stride(config: Config) -> int:
+    """Of each layer of w2v-BERT's adapter."""
+    return integer(config, "adapter_stride", high=16, default=2)
 
 
 def _check(said: Config, **ours: int) -> None:

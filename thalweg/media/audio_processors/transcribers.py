@@ -38,12 +38,14 @@ QWEN3_LANGUAGES = {
 }  # fmt: skip
 VOXTRAL = "{{ bos_token }}[INST][BEGIN_AUDIO]{{ AUDIO }}[/INST]{% if language %}lang:{{ language }}{% endif %}[TRANSCRIBE]"
 """mistral-common's request for a transcript."""
+GRANITE = Transcriber(
+    seconds=30, instruction="can you transcribe the speech into a written format?",
+    translation="translate the speech to English",
+)  # fmt: skip
 TRANSCRIBERS: Mapping[str, Transcriber] = {
     "GlmAsrForConditionalGeneration": Transcriber(seconds=600, instruction="Please transcribe this audio into text"),
-    "GraniteSpeechForConditionalGeneration": Transcriber(
-        seconds=30, instruction="can you transcribe the speech into a written format?",
-        translation="translate the speech to English",
-    ),
+    "GraniteSpeechForConditionalGeneration": GRANITE,
+    "GraniteSpeechPlusForConditionalGeneration": GRANITE,
     "Qwen3ASRForConditionalGeneration": Transcriber(
         seconds=1200, languages=QWEN3_LANGUAGES, prefill="language {}<asr_text>", mark="<asr_text>", context=True
     ),

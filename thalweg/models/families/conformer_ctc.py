@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.media.audio_processors.kaldi import LASR_SECONDS, PAIR
+from thalweg.media.audio_processors.kaldi import LASR_SECONDS, PAIR, adapter_stride
 from thalweg.media.audio_processors.wav2vec import LONGEST
 from thalweg.media.mel import RATE
 from thalweg.models.families.parakeet import blank_token, encoder_config
@@ -22,6 +22,7 @@ from thalweg.models.spec import (
     FrameProjection,
     ModelSpec,
     Names,
+    PoolingAdapter,
 )
 
 FRAMES = 100
@@ -53,7 +54,7 @@ def wav2vec2_conformer(config: Config) -> ModelSpec:
 
 
 def wav2vec2_bert(config: Config) -> ModelSpec:
-    check_adapters(config)
+    check_adapters({**config, "add_adapter": False})
     if flag(config, "use_intermediate_ffn_before_adapter", False):
         raise UnsupportedModelError("config.json: use_intermediate_ffn_before_adapter is not supported by this version")
     eps = real(config, "layer_norm_eps", default=1e-5)
@@ -64,7 +65,21 @@ def wav2vec2_bert(config: Config) -> ModelSpec:
     layer = _layer(config, "silu", "relative_key", eps, reach=reach, causal=True, conv_norm="layer")
     inputs = integer(config, "feature_projection_input_dim", high=1 << 16, default=160)
     entrance = FrameProjection(inputs=inputs, hidden=layer.hidden, eps=eps)
-    return _transcriber(config, "wav2vec2_bert.", entrance, layer, int(LONGEST * FRAMES) // PAIR + 1, "")
+    return _transcriber(
+        config, "wav2vec2_bert.", entrance, layer, int(LONGEST * FRAMES) // PAIR + 1, "", _adapter(config, layer)
+    )
+
+
+def _adapter(config: Config, layer: ConformerLayer) -> PoolingAdapter | None:
+    if not flag(config, "add_adapter", False):
+        return None
+    if config.get("output_hidden_size") not in (None, layer.hidden):
+        raise UnsupportedModelError(f"config.json: output_hidden_size: must be hidden_size, {layer.hidden}")
+    return PoolingAdapter(
+        hidden=layer.hidden, heads=layer.heads, inner=layer.inner, act=act(config, "adapter_act", "relu"), eps=layer.eps,
+        layers=integer(config, "num_adapter_layers", high=100, default=1), stride=adapter_stride(config),
+        taps=integer(config, "adapter_kernel_size", high=1 << 8, default=3), at="wav2vec2_bert.adapter.layers.",
+    )  # fmt: skip
 
 
 def lasr(config: Config) -> ModelSpec:
@@ -116,13 +131,21 @@ def _layer(config: Config, function: str, places: str, eps: float, **more: Any) 
     )  # fmt: skip
 
 
-def _transcriber(config: Config, root: str, entrance: Any, layer: ConformerLayer, frames: int, last: str) -> ModelSpec:
+def _transcriber(
+    config: Config,
+    root: str,
+    entrance: Any,
+    layer: ConformerLayer,
+    frames: int,
+    last: str,
+    adapter: PoolingAdapter | None = None,
+) -> ModelSpec:
     labels = integer(config, "vocab_size", high=1 << 24)
     encoder = ConformerTranscriberSpec(
         entrance=entrance, layer=layer, layers=integer(config, "num_hidden_layers", high=MOST_LAYERS),
         last=f"{root}{last}" if last else "", last_eps=real(config, "layer_norm_eps", default=1e-5), frames=frames,
         head=CTCHead(labels=labels, blank=blank_token({"pad_token_id": 0, **config}, "pad_token_id", labels), name="lm_head"),
-        root=root, layer_root=f"{root}encoder.layers.",
+        root=root, layer_root=f"{root}encoder.layers.", adapter=adapter,
     )  # fmt: skip
     counters = tuple(f"{root}encoder.layers.{i}.conv.norm.num_batches_tracked" for i in range(encoder.layers))
     skip = (f"{root}masked_spec_embed", f"{root}encoder.pos_conv_embed.", f"{root}encoder.embed_positions.", *counters)

@@ -39,13 +39,21 @@ def _conformer(around: Config) -> ConformerSpec:
     context, reach = _size(said, "context_size", 200), _size(said, "max_pos_emb", 512)
     if context > reach:
         raise CheckpointError(f"config.json: encoder_config: context_size ({context}) exceeds max_pos_emb ({reach})")
+    kept = _kept_layers(said, _size(said, "num_layers", 10))
     return ConformerSpec(
         inputs=_size(said, "input_dim", 160), hidden=hidden, layers=_size(said, "num_layers", 10), heads=heads,
         head_dim=_size({k: v for k, v in said.items() if v is not None}, "dim_head", hidden // heads),
         inner=hidden * _size(said, "feedforward_mult", 4), context=context, reach=reach,
         kernel=_size(said, "conv_kernel_size", 15), channels=hidden * _size(said, "conv_expansion_factor", 2),
-        labels=_size(said, "output_dim", 42), projector=_projector(around, hidden),
+        labels=_size(said, "output_dim", 42), projector=_projector(around, hidden * (1 + len(kept))), kept=kept,
     )  # fmt: skip
+
+
+def _kept_layers(said: Config, layers: int) -> tuple[int, ...]:
+    found = said.get("cat_hidden_layers") or []
+    if not isinstance(found, list) or not all(type(i) is int and 0 <= i < layers for i in found):
+        raise CheckpointError(f"config.json: encoder_config: cat_hidden_layers: must be a list of layers, below {layers}")
+    return tuple(sorted(set(found)))
 
 
 def _projector(around: Config, source: int) -> QFormerSpec:

@@ -55,6 +55,7 @@ from thalweg.models.spec.perceiver import PerceiverSpec
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
 from thalweg.models.spec.pooled_index import IndexPooling, PooledIndexer
 from thalweg.models.spec.pooled_keys import PooledKeys, PooledSparseAttention
+from thalweg.models.spec.pooling_adapter import PoolingAdapter
 from thalweg.models.spec.qformer import QFormerSpec
 from thalweg.models.spec.query_image import QueryImageSpec
 from thalweg.models.spec.query_projector import QueryProjectorSpec
@@ -166,6 +167,7 @@ __all__ = [
     "PooledIndexer",
     "PooledKeys",
     "PooledSparseAttention",
+    "PoolingAdapter",
     "ProjectorSpec",
     "QFormerSpec",
     "QueryEncoderSpec",

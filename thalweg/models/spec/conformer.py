@@ -33,6 +33,8 @@ class ConformerSpec:
     labels: int
     """Classes whose probabilities are added to the states after half of the layers."""
     projector: QFormerSpec
+    kept: tuple[int, ...] = ()
+    """Layers, counted from 1, whose states the projector reads in front of the last ones; 0 is the first layer's input."""
     eps: float = 1e-5
     root: str = "model.encoder."
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from thalweg.models.spec.conformer_layer import ConformerLayer
 from thalweg.models.spec.entrances import Entrance, scale_shift
+from thalweg.models.spec.pooling_adapter import PoolingAdapter
 from thalweg.models.spec.transcript import TranscriptHead
 from thalweg.models.spec.vision import plain
 from thalweg.models.weights import Weights
@@ -20,6 +21,8 @@ class ConformerTranscriberSpec:
     last: str = ""
     """The norm of the last layer's output. "": none."""
     last_eps: float = 1e-5
+    adapter: PoolingAdapter | None = None
+    """Of the last layer's output."""
     frames: int
     """States of the longest clip."""
     head: TranscriptHead
@@ -38,6 +41,8 @@ class ConformerTranscriberSpec:
             "layers": {i: self.layer.weights(f"{self.layer_root}{i}.") for i in range(self.layers)},
             "head": self.head.weights(self.layer.hidden),
         }
+        if self.adapter is not None:
+            made["adapter"] = self.adapter.weights()
         if self.last:
             made["last"] = scale_shift(self.last, self.layer.hidden, self.layer.norm_bias)
         return plain(made)

@@ -30,11 +30,18 @@ class Conformer(ClipEncoder):
         self.specs: dict[str, Any] = {**self._parts.specs, "projector": self._projector.specs}
 
     def enter(self, params: Params, clip: Array) -> Array:
-        return self._parts.linear("/enter", params["enter"], clip.T.contiguous().to(self._dtype))
+        return self._keep(0, self._parts.linear("/enter", params["enter"], clip.T.contiguous().to(self._dtype)))
 
     def run_layer(self, i: int, params: Params, x: Array, places: Any) -> Array:
+        """As of `ClipEncoder`. Kept states are in front of the current ones, along the last axis."""
+        kept, x = x[:, : -self.spec.hidden], x[:, -self.spec.hidden :].contiguous()
         x = self._layer(f"/layers/{i}", params["layers"][i], x)
-        return x + self._feedback(params, x) if i + 1 == self.spec.layers // 2 else x
+        x = x + self._feedback(params, x) if i + 1 == self.spec.layers // 2 else x
+        x = self._keep(i + 1, x)
+        return torch.cat((kept, x), -1) if kept.shape[1] else x
+
+    def _keep(self, place: int, x: Array) -> Array:
+        return torch.cat((x, x), -1) if place in self.spec.kept else x
 
     def finish(self, params: Params, x: Array, frames: Frames) -> Array:
         made: Array = self._projector(params["projector"], x).to(torch.float32)

@@ -16,6 +16,7 @@ from thalweg.models.vision.bound_parts import BoundParts, Parts
 from thalweg.models.vision.clip_encoder import ClipEncoder
 from thalweg.models.vision.conformer_layer import ConformerLayers
 from thalweg.models.vision.entrances import ENTRANCES
+from thalweg.models.vision.pooling_adapter import pool_states
 from thalweg.models.vision.transcript import build_transcriber
 
 
@@ -45,5 +46,7 @@ class ConformerTranscriber(ClipEncoder):
         if self.spec.last:
             p = params["last"]
             x = functional.layer_norm(x, x.shape[1:], p["scale"], p.get("shift"), self.spec.last_eps)
+        if self.spec.adapter is not None:
+            x = pool_states(self.spec.adapter, self._parts, params["adapter"], x)
         made: Array = self._head(params["head"], x)[None]
         return made
