@@ -87,7 +87,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             ("tests/models/test_images.py",),
         ),
         Feature(
-            "[Audio input](audio.md#audio-in-conversations) in chat, 8 architectures",
+            "[Audio input](audio.md#audio-in-conversations) in chat, 10 architectures",
             "RHHHU",
             ("tests/models/test_hearing.py",),
         ),
@@ -374,7 +374,7 @@ SERVICES: tuple[Service, ...] = (
         ("tests/server/pooling",),
     ),
     Service(
-        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([22 architectures](audio.md#transcription)), "
+        "`/v1/audio/transcriptions`, `/v1/audio/translations` ([24 architectures](audio.md#transcription)), "
         "[`/v1/audio/speech`](audio.md#speech)",
         True,
         ("tests/server/audio",),

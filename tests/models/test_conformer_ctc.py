@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 import transformers
 from parakeet_zoo import collapse, read
 from test_wav2vec import make_prompt, open_llm
+from transformers.audio_utils import mel_filter_bank, spectrogram
 from wav2vec_zoo import VOCAB
 from whisper_zoo import sound
 from zoo import spread
@@ -30,13 +32,37 @@ W2V = {
     "feature_projection_input_dim": 40, "conv_depthwise_kernel_size": 5, "left_max_position_embeddings": 6,
     "right_max_position_embeddings": 3,
 }  # fmt: skip
+GRANITE = {
+    "vocab_size": len(VOCAB), "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48,
+    "num_mel_bins": 20, "context_size": 12, "max_position_embeddings": 16, "conv_kernel_size": 5,
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
-    "lasr": {}, "w2v-bert": {}, "w2v-bert-relative": {"position_embeddings_type": "relative"},
+    "lasr": {}, "granite5": {}, "w2v-bert": {}, "w2v-bert-relative": {"position_embeddings_type": "relative"},
     "w2v-bert-adapter": {"add_adapter": True, "num_adapter_layers": 2},
     "w2v-bert-rotary": {"position_embeddings_type": "rotary"},
 }  # fmt: skip
 DAY = ("lasr", "w2v-bert")
 LENGTHS = (0.4, 1.1, 2.37)
+
+
+class GraniteFeatures:
+    """As Granite Speech 5's extractor computes them with torchaudio, which is not installed everywhere."""
+
+    def __call__(self, wave: np.ndarray, **_: Any) -> Any:
+        count = 2 * -(-(wave.size // 160) // 2)
+        wave = np.pad(wave, (0, max(0, (count - 1) * 160 + 1 - wave.size)))
+        filters = mel_filter_bank(257, 20, 0, 8000, 16_000, None, "htk")
+        mel = spectrogram(
+            wave, np.hanning(401)[:-1], 400, 160, 512, power=2, mel_filters=filters, mel_floor=1e-10, log_mel="log10"
+        )[:, :count]
+        mel = torch.from_numpy(np.maximum(mel, mel.max() - 8) / 4 + 1).float()
+        around = torch.nn.functional.pad(mel[None], (1, 1), mode="replicate")[0]
+        both = torch.cat((mel, (around[:, 2:] - around[:, :-2]) / 2))
+        made = both.T.reshape(1, count // 2, -1)
+        return SimpleNamespace(input_features=made, attention_mask=torch.ones(1, count // 2))
+
+    def save_pretrained(self, path: Path) -> None:
+        (path / "preprocessor_config.json").write_text(json.dumps({"num_mel_bins": 20}))
 
 
 def make(name: str, path: Path) -> tuple[Any, Any]:
@@ -46,6 +72,10 @@ def make(name: str, path: Path) -> tuple[Any, Any]:
         model = transformers.LasrForCTC._from_config(config, attn_implementation="eager").eval()
         extractor = transformers.LasrFeatureExtractor(feature_size=20)
         head = model.ctc_head
+    elif name == "granite5":
+        config = transformers.GraniteSpeech5CTCConfig(vocab_size=len(VOCAB), pad_token_id=0, encoder_config=GRANITE)
+        model = transformers.GraniteSpeech5ForCTC._from_config(config, attn_implementation="eager").eval()
+        extractor, head = GraniteFeatures(), model.encoder.out
     else:
         config = transformers.Wav2Vec2BertConfig(**W2V, **CASES[name])
         model = transformers.Wav2Vec2BertForCTC._from_config(config, attn_implementation="eager").eval()

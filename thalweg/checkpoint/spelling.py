@@ -211,7 +211,11 @@ _PARAKEET = {
 _LASR = {
     "hidden_size": 512, "num_hidden_layers": 17, "num_attention_heads": 8, "num_mel_bins": 128, "intermediate_size": 2048,
 }  # fmt: skip
+_GRANITE5 = {
+    "hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 8, "num_mel_bins": 80, "intermediate_size": 4096,
+}  # fmt: skip
 ENCODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "granite_speech5_ctc": ("encoder_config", _GRANITE5),
     "lasr_ctc": ("encoder_config", _LASR),
     **dict.fromkeys(("parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"), ("encoder_config", _PARAKEET)),
 }

@@ -36,13 +36,20 @@ def log_mel(sound: np.ndarray, bins: int, frames: int) -> np.ndarray:
 
 
 def spectrum(
-    wave: np.ndarray, bins: int, *, transform: int = WINDOW, htk: bool = False, closed: bool = False, top: float | None = None
+    wave: np.ndarray,
+    bins: int,
+    *,
+    transform: int = WINDOW,
+    htk: bool = False,
+    closed: bool = False,
+    top: float | None = None,
+    frames: int = 0,
 ) -> np.ndarray:
     """f32[samples], more than half of a window -> f32[bins, samples // HOP]. transform: points of the Fourier transform, of
     windows with zeros behind them. htk: the mel scale is HTK's, and filters are not of the same area but of the same height.
     closed: one more window, at the end. top: the decimal logarithm that values are clipped
-    relative to. None: the clip's maximum."""
-    frames = wave.size // HOP + closed
+    relative to. None: the clip's maximum. frames: at most so many windows. 0: all."""
+    frames = frames or wave.size // HOP + closed
     # Windows are centred on multiples of HOP: samples before the first are mirrored.
     padded = np.pad(wave, WINDOW // 2, mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP][:frames]

@@ -47,6 +47,7 @@ from thalweg.models.layers.text_encoder import TextEncoder
 from thalweg.models.layers.waveform import WaveformEncoder
 from thalweg.models.stages import names_elsewhere, parts_before, parts_behind
 from thalweg.models.vision.audio_encoder import AudioEncoder
+from thalweg.models.vision.block_transcriber import BlockTranscriber
 from thalweg.models.vision.causal_audio import CausalAudioEncoder
 from thalweg.models.vision.conformer import Conformer
 from thalweg.models.vision.conformer_transcriber import ConformerTranscriber
@@ -108,6 +109,7 @@ _ENDS = (
 
 AUDIO: Mapping[type, Callable[..., Any]] = {
     spec.AudioSpec: AudioEncoder,
+    spec.BlockTranscriberSpec: BlockTranscriber,
     spec.CausalAudioSpec: CausalAudioEncoder,
     spec.ConformerSpec: Conformer,
     spec.ConformerTranscriberSpec: ConformerTranscriber,

@@ -196,6 +196,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "GraniteMoeHybridForCausalLM": f"{_FAMILIES}.granite_hybrid:granite_hybrid",
     "GraniteMoeSharedForCausalLM": f"{_FAMILIES}.granite:granite_moe_shared",
     "GraniteMoeSWAForCausalLM": f"{_FAMILIES}.granite_swa:granite_moe_swa",
+    "GraniteSpeech5ForCTC": f"{_FAMILIES}.granite_speech5:granite_speech5",
     "GraniteSpeechForConditionalGeneration": f"{_FAMILIES}.granite_speech:granite_speech",
     "GraniteSpeechPlusForConditionalGeneration": f"{_FAMILIES}.granite_speech:granite_speech",
     "GraniteSWAForCausalLM": f"{_FAMILIES}.granite_swa:granite_swa",

@@ -13,6 +13,7 @@ from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.audio_processors.base import AudioProcessor
 from thalweg.media.audio_processors.granite_speech import granite_speech
+from thalweg.media.audio_processors.granite_speech5 import granite_speech5
 from thalweg.media.audio_processors.kaldi import lasr, wav2vec2_bert
 from thalweg.media.audio_processors.parakeet import parakeet
 from thalweg.media.audio_processors.voxtral_realtime import voxtral_realtime
@@ -121,6 +122,7 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "AudioFlamingo3ForConditionalGeneration": _audio_flamingo3,
     "Data2VecAudioForCTC": wav2vec,
     "GlmAsrForConditionalGeneration": _glm_asr,
+    "GraniteSpeech5ForCTC": granite_speech5,
     "GraniteSpeechForConditionalGeneration": granite_speech,
     "GraniteSpeechPlusForConditionalGeneration": granite_speech,
     "HubertForCTC": wav2vec,
@@ -151,7 +153,7 @@ TOKEN_FILE_PROCESSORS: Mapping[str, Callable[[Config, Config, Path], AudioProces
     "VoxtralRealtimeForConditionalGeneration": voxtral_realtime,
 }
 """The same of models whose prompts follow from the tokenizer's file."""
-OTHER_SPECTRA = frozenset({granite_speech, lasr, parakeet, wav2vec, wav2vec2_bert})
+OTHER_SPECTRA = frozenset({granite_speech, granite_speech5, lasr, parakeet, wav2vec, wav2vec2_bert})
 """Those that check the settings of spectra themselves."""
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from thalweg.models.spec import ConformerTranscriberSpec, FastConformerSpec, ModelSpec, Names, Wav2VecSpec
+from thalweg.models.spec import BlockTranscriberSpec, ConformerTranscriberSpec, FastConformerSpec, ModelSpec, Names, Wav2VecSpec
 from thalweg.models.spec.transcript import transcript_width
 from thalweg.models.tail import Pooling
 
 
-def transcriber(encoder: ConformerTranscriberSpec | FastConformerSpec | Wav2VecSpec, tokens: int, names: Names) -> ModelSpec:
+def transcriber(
+    encoder: BlockTranscriberSpec | ConformerTranscriberSpec | FastConformerSpec | Wav2VecSpec, tokens: int, names: Names
+) -> ModelSpec:
     """tokens: of the longest transcript."""
     return ModelSpec(
         vocab=1, hidden=transcript_width(tokens), layers=(), norm=None, root="", embed="",

@@ -14,6 +14,7 @@ from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.attention import Attention, RelativeBias, Rows
 from thalweg.models.spec.audio import AudioSpec, Conv
 from thalweg.models.spec.block_sparse import BlockSparseAttention
+from thalweg.models.spec.block_transcriber import BlockTranscriberSpec
 from thalweg.models.spec.causal_audio import CausalAudioSpec
 from thalweg.models.spec.compressed import CompressedAttention, KeptEntries, WindowPooling
 from thalweg.models.spec.conformer import ConformerSpec
@@ -95,6 +96,7 @@ __all__ = [
     "AudioSpec",
     "AverageMix",
     "BlockSparseAttention",
+    "BlockTranscriberSpec",
     "CTCHead",
     "CausalAudioSpec",
     "ChannelMix",

@@ -35,6 +35,8 @@ class ConformerSpec:
     projector: QFormerSpec
     kept: tuple[int, ...] = ()
     """Layers, counted from 1, whose states the projector reads in front of the last ones; 0 is the first layer's input."""
+    halved: tuple[int, ...] = ()
+    """As of `BlockTranscriberSpec`."""
     eps: float = 1e-5
     root: str = "model.encoder."
 

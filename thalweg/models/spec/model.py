@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from thalweg.models.spec.adapter import Adapter
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.audio import AudioSpec
+from thalweg.models.spec.block_transcriber import BlockTranscriberSpec
 from thalweg.models.spec.causal_audio import CausalAudioSpec
 from thalweg.models.spec.conformer import ConformerSpec
 from thalweg.models.spec.conformer_transcriber import ConformerTranscriberSpec
@@ -225,9 +226,16 @@ class ModelSpec:
     """The addition to its matrices."""
     overlays_added: bool = False
     """Vectors of a sequence are added to the embeddings of its tokens. False: they replace those of placeholders."""
-    audio: AudioSpec | CausalAudioSpec | ConformerSpec | ConformerTranscriberSpec | FastConformerSpec | Wav2VecSpec | None = (
-        None
-    )
+    audio: (
+        AudioSpec
+        | BlockTranscriberSpec
+        | CausalAudioSpec
+        | ConformerSpec
+        | ConformerTranscriberSpec
+        | FastConformerSpec
+        | Wav2VecSpec
+        | None
+    ) = None
     """The audio encoder. Its vectors replace placeholders of a prompt."""
     vision: VisionSpec | SamSpec | None = None
     """The vision encoder; None: the model is text-only."""

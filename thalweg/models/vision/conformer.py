@@ -17,17 +17,10 @@ from thalweg.models.vision.clip_encoder import ClipEncoder
 from thalweg.models.vision.qformer import QFormer, fill_block
 
 
-class Conformer(ClipEncoder):
+class BlockConformer(ClipEncoder):
     """Its attention is within blocks, with learned distances."""
 
-    def __init__(self, ctx: Context, s: spec.ConformerSpec, weights: Parts, block: Callable[..., Any]) -> None:
-        """block: unused, as its layers are of another kind."""
-        ctx = ctx.of_encoder()
-        self.spec, self._dtype = s, getattr(torch, ctx.dtype)
-        own = {key: part for key, part in weights.items() if key != "projector"}
-        self._parts = BoundParts(ctx, own, s.norm(""))
-        self._projector = QFormer(ctx, s.projector, weights["projector"])
-        self.specs: dict[str, Any] = {**self._parts.specs, "projector": self._projector.specs}
+    _dtype: torch.dtype
 
     def enter(self, params: Params, clip: Array) -> Array:
         return self._keep(0, self._parts.linear("/enter", params["enter"], clip.T.contiguous().to(self._dtype)))
@@ -35,7 +28,8 @@ class Conformer(ClipEncoder):
     def run_layer(self, i: int, params: Params, x: Array, places: Any) -> Array:
         """As of `ClipEncoder`. Kept states are in front of the current ones, along the last axis."""
         kept, x = x[:, : -self.spec.hidden], x[:, -self.spec.hidden :].contiguous()
-        x = self._layer(f"/layers/{i}", params["layers"][i], x)
+        stride = 2 if i in self.spec.halved else 1
+        x = self._layer(f"/layers/{i}", params["layers"][i], x, stride)
         x = x + self._feedback(params, x) if i + 1 == self.spec.layers // 2 else x
         x = self._keep(i + 1, x)
         return torch.cat((kept, x), -1) if kept.shape[1] else x
@@ -43,19 +37,17 @@ class Conformer(ClipEncoder):
     def _keep(self, place: int, x: Array) -> Array:
         return torch.cat((x, x), -1) if place in self.spec.kept else x
 
-    def finish(self, params: Params, x: Array, frames: Frames) -> Array:
-        made: Array = self._projector(params["projector"], x).to(torch.float32)
-        return made
-
     def _feedback(self, params: Params, x: Array) -> Array:
         """The probabilities of labels, projected."""
         labels = self._parts.linear("/classes", params["classes"], x).softmax(-1)
         return self._parts.linear("/feedback", params["feedback"], labels)
 
-    def _layer(self, at: str, p: Parts, x: Array) -> Array:
+    def _layer(self, at: str, p: Parts, x: Array, stride: int) -> Array:
         x = x + 0.5 * self._feed_forward(f"{at}/ff1", p["ff1"], x)
         x = x + self._attend(f"{at}/attn", p["attn"], x)
-        x = x + self._convolve(f"{at}/conv", p["conv"], x)
+        made = self._convolve(f"{at}/conv", p["conv"], x, stride)
+        count = len(x) // stride
+        x = (x if stride == 1 else x[: count * stride].unflatten(0, (count, stride)).mean(1)) + made[:count]
         x = x + 0.5 * self._feed_forward(f"{at}/ff2", p["ff2"], x)
         return self._parts.norm(f"{at}/norm", p["norm"], x)
 
@@ -79,12 +71,29 @@ class Conformer(ClipEncoder):
         y = (share.to(v.dtype) @ v).transpose(1, 2).reshape(-1, s.heads * s.head_dim)[:n]
         return self._parts.linear(f"{at}/out", p["out"], y.contiguous())
 
-    def _convolve(self, at: str, p: Parts, x: Array) -> Array:
+    def _convolve(self, at: str, p: Parts, x: Array, stride: int) -> Array:
         s, batch = self.spec, p["batch"]
         x = self._parts.norm(f"{at}/norm", p["norm"], x)
         x = functional.glu(self._parts.linear(f"{at}/up", p["up"], x), -1).T
         left = s.kernel // 2
         x = functional.pad(x, (left, left - (s.kernel + 1) % 2))
-        x = functional.conv1d(x[None], p["depth"], groups=s.channels)
+        x = functional.conv1d(x[None], p["depth"], groups=s.channels, stride=stride)
         x = functional.batch_norm(x, batch["mean"], batch["var"], batch["weight"], batch["bias"])
         return self._parts.linear(f"{at}/down", p["down"], functional.silu(x)[0].T.contiguous())
+
+
+class Conformer(BlockConformer):
+    """Its states are projected by a Q-Former."""
+
+    def __init__(self, ctx: Context, s: spec.ConformerSpec, weights: Parts, block: Callable[..., Any]) -> None:
+        """block: unused, as its layers are of another kind."""
+        ctx = ctx.of_encoder()
+        self.spec, self._dtype = s, getattr(torch, ctx.dtype)
+        own = {key: part for key, part in weights.items() if key != "projector"}
+        self._parts = BoundParts(ctx, own, s.norm(""))
+        self._projector = QFormer(ctx, s.projector, weights["projector"])
+        self.specs: dict[str, Any] = {**self._parts.specs, "projector": self._projector.specs}
+
+    def finish(self, params: Params, x: Array, frames: Frames) -> Array:
+        made: Array = self._projector(params["projector"], x).to(torch.float32)
+        return made
