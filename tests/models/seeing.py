@@ -253,6 +253,8 @@ def make(name: str, path: Path) -> torch.nn.Module:
     family = FAMILIES[name]
     model = build(name).eval()
     spread(model, 7)
+    if name == "ernie4.5-vl":  # it never answers with tokens that go to other experts, as of its authors
+        model.lm_head.weight.data[list(IDS.values())] = 0  # type: ignore[union-attr, index]
     model.save_pretrained(path)
     (file,) = path.glob("*.safetensors")
     if family.renamed:
@@ -393,6 +395,9 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
         out |= {"patches_grid": [list(grid) for grid in grids], "num_local_patches": out["num_local_patches"].tolist()}
     if name == "gemma3":
         out["token_type_ids"] = shown
+    if name == "ernie4.5-vl":
+        edges = (IDS[each] for each in ("<|vision_start|>", "<|vision_end|>"))
+        out["moe_mm_token_type_ids"] = sum((out["input_ids"] == id).int() for id in edges) + shown
     if name.startswith("paligemma") and images:
         out["token_type_ids"] = torch.zeros_like(shown)
     return out

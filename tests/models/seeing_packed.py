@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keye import Keye, Keye15, published
-from seeing_parts import HALVES, MROPE, QWEN, SIGLIP, Seeing, config
+from seeing_parts import HALVES, IDS, MROPE, QWEN, SIGLIP, Seeing, config
 
 SHOWN = ("<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>")
 PIXELS = {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}
@@ -124,5 +124,19 @@ PACKED: dict[str, Seeing] = {
         ),
         *SHOWN, "Qwen2VLImageProcessorPil", {**PIXELS, **HALVES}, ("image_grid_thw",),
         engine={"mamba_block_size": 32, "num_gpu_blocks_override": 200},
+    ),
+    "ernie4.5-vl": Seeing(
+        config(
+            "Ernie4_5_VLMoeConfig",
+            {
+                "num_hidden_layers": 3, "head_dim": 12, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": [24, 16],
+                "moe_num_shared_experts": 2, "mlp_layer_types": ["dense", "sparse", "sparse"],
+                "rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]},
+            },
+            {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4}, "<|image_pad|>",
+            image_start_token_id=IDS["<|vision_start|>"], image_end_token_id=IDS["<|vision_end|>"],
+            video_start_token_id=IDS["[IMG]"], video_end_token_id=IDS["[IMG_END]"],
+        ),
+        *SHOWN, "Ernie4_5_VLMoeImageProcessorPil", PIXELS, ("image_grid_thw",), writer="Ernie4_5_VLMoeProcessor",
     ),
 }  # fmt: skip

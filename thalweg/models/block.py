@@ -36,6 +36,7 @@ from thalweg.models.layers.mamba import Mamba
 from thalweg.models.layers.mamba2 import Mamba2
 from thalweg.models.layers.memory import LowRankMLP, MemoryPart
 from thalweg.models.layers.mlp import GatedMLP
+from thalweg.models.layers.modality_moe import ModalityExperts
 from thalweg.models.layers.moe import Experts
 from thalweg.models.layers.ngram import KeptRows
 from thalweg.models.layers.norm import BoundNorm, build_norm
@@ -91,6 +92,7 @@ FFNS: Mapping[type, Callable[..., Any]] = {
     spec.UngatedMLP: UngatedMLP,
     spec.LowRankMLP: LowRankMLP,
     spec.MoE: Experts,
+    spec.ModalityMoE: ModalityExperts,
     spec.XieluMLP: XieluMLP,
     spec.SparseMLP: SparseGatedMLP,
     spec.ParallelMoE: ParallelExperts,

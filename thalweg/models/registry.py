@@ -134,6 +134,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "DotsOCRForCausalLM": f"{_FAMILIES}.dots_ocr:dots_ocr",
     "Ernie4_5_ForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5",
     "Ernie4_5_MoeForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5_moe",
+    "Ernie4_5_VLMoeForConditionalGeneration": f"{_FAMILIES}.ernie4_5_vl:ernie4_5_vl",
     "Ernie4_5ForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5",
     "EmbeddingGemma2Model": f"{_FAMILIES}.embedding_gemma2:embedding_gemma2",
     "ErnieForMaskedLM": f"{_FAMILIES}.ernie:ernie",

@@ -176,6 +176,15 @@ def qwen2_vl(config: Config, said: Config) -> QwenVL:
     return _build(config, said, {**seen, "hidden_size": integer(seen, "embed_dim", default=1280)}, 28 * 28 * 1280, window=0)
 
 
+def ernie4_5_vl(config: Config, said: Config) -> QwenVL:
+    """A patch goes through one picture."""
+    around = outer(config)
+    seen = {"hidden_size": 1280, "patch_size": 14, **vision(config), "temporal_patch_size": 1}
+    key = "image_token_id" if around.get("image_token_id") is not None else "im_patch_id"
+    around = {**around, "image_token_id": integer(around, key, low=0, default=100_295), "vision_config": seen}
+    return _build({**config, BESIDE: around}, said, seen, 28 * 28 * 6177, window=0)
+
+
 def exaone4_5(config: Config, said: Config) -> Exaone45:
     seen, around = {"hidden_size": 3584, **vision(config)}, outer(config)
     made = qwen2_5_vl({**config, BESIDE: {**around, "image_token_id": token(config, 67), "vision_config": seen}}, said)

@@ -44,6 +44,7 @@ from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
 from thalweg.models.spec.memory import LowRankMLP, MemoryPart, MemoryStreams
 from thalweg.models.spec.mlp import MLP, UngatedMLP
+from thalweg.models.spec.modality_moe import ModalityMoE
 from thalweg.models.spec.model import EmbedProjection, Layer, LearnedEmbedding, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.mtp import MTPSpec
@@ -156,6 +157,7 @@ __all__ = [
     "MemoryStreams",
     "Mixer",
     "MoE",
+    "ModalityMoE",
     "ModelSpec",
     "NGramInput",
     "Names",

@@ -45,11 +45,15 @@ class MoE:
     router: str = "gate"
     deep_router: DeepRouter | None = None
     """Instead of a matrix."""
+    router_turned: bool = False
+    """The router is stored [hidden, experts]."""
     router_bias: bool = False
     correction: str = ""
     """The tensor of a number per expert, added to its score where experts are chosen and not to its share; "" = none."""
     correction_rows: int = 0
     """Rows of that tensor; 0 = it has one dimension."""
+    correction_row: int | None = None
+    """Which of these rows it is. None: there is one."""
     groups: int = 1
     """Groups of experts, of which the best `top_groups` count."""
     top_groups: int = 1
@@ -57,6 +61,8 @@ class MoE:
     """A group counts as much as so many of its best experts together: one, or two."""
     expert: str = "experts.{}"
     """{}: the expert's index."""
+    first_expert: int = 0
+    """The index of the first one."""
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -138,7 +144,7 @@ class MoE:
 
     def weights(self, at: str, hidden: int) -> Weights:
         at = f"{at}{self.name}." if self.name else at
-        each = [at + self.expert.format(e) for e in range(self.experts)]
+        each = [at + self.expert.format(self.first_expert + e) for e in range(self.experts)]
         gates = {f"{e}.{part}": self.inner for e in each for part in ((self.gate, self.up) if self.gated else (self.up,))}
         seen = self.latent or hidden
         more: dict[str, Any] = {} if self.shared is None else {"shared": self.shared.weights(at, hidden)}
@@ -147,7 +153,10 @@ class MoE:
         if self.correction:
             scored = self.experts + self.zero
             shape = (self.correction_rows, scored) if self.correction_rows else (scored,)
-            more["correction"] = {"bias": Weight((Source(f"{at}{self.correction}", shape),), fill="zeros", dtype="float32")}
+            bias = Source(f"{at}{self.correction}", shape)
+            if (row := self.correction_row) is not None:
+                bias = Source(f"{bias.name}.{row}", (scored,), within=TensorView(bias.name, shape, at=row))
+            more["correction"] = {"bias": Weight((bias,), fill="zeros", dtype="float32")}
         if self.table:
             more["table"] = {
                 "ids": Weight((Source(f"{at}{self.table}", (self.table_rows, self.top_k)),), fill="zeros", dtype="int64")
@@ -184,7 +193,7 @@ class MoE:
             more["biases"]["gate_up"] = self._place(more["biases"]["gate_up"])
         return {
             "router": (
-                {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts + self.zero, hidden)),))}
+                {"weight": Weight((self._router_source(at, hidden),))}
                 if self.deep_router is None
                 else self.deep_router.weights(at, hidden, self.experts)
             ),
@@ -206,6 +215,13 @@ class MoE:
             },
             **more,
         }
+
+    def _router_source(self, at: str, hidden: int) -> Source:
+        name, outputs = f"{at}{self.router}.weight", self.experts + self.zero
+        view = TensorView(name, (hidden, outputs), turned=True)
+        return (
+            Source(f"{name}.turned", (outputs, hidden), within=view) if self.router_turned else Source(name, (outputs, hidden))
+        )
 
     def _place(self, weight: Weight) -> Weight:
         return replace(weight, shard=None, experts=self.experts) if self.placed else weight

@@ -60,10 +60,14 @@ class Rope:
     """Frequencies that turn by each axis of positions with several (M-RoPE); () = there is one."""
     mixed: bool = False
     """The axes take turns among the frequencies, as far as each has some left. Else each has its own stretch."""
+    order: tuple[int, ...] = ()
+    """The axis of each frequency, if neither holds."""
 
     @property
     def axes(self) -> tuple[int, ...]:
         """The axis of each frequency."""
+        if self.order:
+            return self.order
         if not self.mixed:
             return tuple(axis for axis, n in enumerate(self.sections) for _ in range(n))
         count = sum(self.sections)

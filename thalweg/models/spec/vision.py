@@ -51,6 +51,8 @@ class ProjectorLayer:
     """Before `act`."""
     kernel: tuple[int, ...] = ()
     """It is stored as a convolution over the concatenated vectors, of this shape for each output; () = as a matrix."""
+    copies: int = 1
+    """It reads so many copies of the last layer's output, concatenated."""
     parts: int = 1
     """Of the first layer: it is applied to each of so many parts of the `group`, whose outputs are joined as the group's are. A
     part without patches yields zeros."""

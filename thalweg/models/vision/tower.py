@@ -80,6 +80,8 @@ class Projector:
             x = norm(p.get("after", {}).get(i), x if isinstance(norm, ScaleLayer) else x.to(self._dtype))
         x = x.to(self._dtype) if spin is None or not spin.shape[1] else _spun(x, spin).to(self._dtype)
         for i, step in enumerate(self._steps):
+            if self._spec[i].copies > 1:
+                x = torch.cat([x] * self._spec[i].copies, 1)
             x = self._step(i, p["steps"][i], step(p["steps"][i], x, None))
             if i == 0 and self._parts > 1:
                 if there is not None:
