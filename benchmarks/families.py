@@ -1,7 +1,8 @@
 """Decoding steps of every family, cut to two layers, as one table: which ones are slower than the bytes of their weights allow.
 
 Shapes are the defaults of transformers' configuration classes (`SHAPES` has those that differ), with a vocabulary of 8,192, at
-most 16 experts, and sparse attention to at most 64 keys. Weights are random. Each family runs in its own process.
+most 16 experts, and sparse attention to at most 64 keys. Families without a class there have the shapes of `family_configs`.
+Weights are random. Each family runs in its own process.
 
 "floor" is the time that a step's bytes take at the read rate measured in the same process, before, between and after the steps.
 The rate is the larger of a plain read of memory and of one row times a large matrix. "ms" is the lower quartile of a step. With
@@ -26,6 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from family_configs import CONFIGS, TEXT_PARTS
 
 LAYERS, VOCABULARY, EXPERTS, SPARSE = 2, 8192, 16, 64
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -92,15 +95,17 @@ def drop_infinity(value: Any) -> Any:
 
 
 def find_families() -> dict[str, str]:
-    """model_type -> architecture, of the text models that transformers and thalweg both know. Models of several modalities are
-    left out: their text model is another entry."""
+    """model_type -> architecture, of the text models that transformers and thalweg both know, and those of `family_configs`.
+    Models of several modalities are left out: their text model is another entry."""
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     from thalweg.models import registry
 
     known = {kind: name for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if registry.has(name)}
-    return {kind: name for kind, name in known.items() if "text_config" not in CONFIG_MAPPING[kind].sub_configs}
+    plain = {kind: name for kind, name in known.items() if "text_config" not in CONFIG_MAPPING[kind].sub_configs}
+    parts = {kind: name for kind, name in TEXT_PARTS.items() if kind in CONFIG_MAPPING}
+    return {**plain, **parts, **{kind: name for kind, (name, _) in CONFIGS.items()}}
 
 
 def write_config(kind: str, architecture: str, folder: Path) -> str | None:
@@ -109,6 +114,10 @@ def write_config(kind: str, architecture: str, folder: Path) -> str | None:
 
     from thalweg.checkpoint.spelling import canonical_config
 
+    if kind in CONFIGS:
+        made = {"model_type": kind, **CONFIGS[kind][1], "architectures": [architecture]}
+        (folder / "config.json").write_text(json.dumps(made))
+        return None
     try:
         whole = {**CONFIG_MAPPING[kind]().to_dict(), **SHAPES.get(kind, {})}
         made = shrink(canonical_config({**whole, "architectures": [architecture]}), architecture)
