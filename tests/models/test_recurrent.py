@@ -16,7 +16,7 @@ from thalweg.hal import ops
 from thalweg.hal.testing import cases
 from thalweg.models import registry
 
-NAMES = ["qwen3-next", "qwen3.5", "nemotron-h", "jamba", "lfm2", "kimi-linear", "minimax", "rwkv-4", "zaya"]
+NAMES = ["qwen3-next", "qwen3.5", "nemotron-h", "jamba", "lfm2", "kimi-linear", "minimax", "rwkv-4", "xlstm", "zaya"]
 QUICK = {
     ("qwen3-next", "cpu"),
     ("qwen3.5", "cpu"),
@@ -32,6 +32,7 @@ OPS = {
     "channel_delta_rule": (5, (0, 1, 2, 3, 4)),
     "ssd_scan": (7, (0, 1, 2, 3)),
     "decaying_average": (4, (0, 1)),
+    "matrix_lstm": (5, (0, 1, 2, 3, 4)),
     "general_delta_rule": (6, (0, 1, 2, 3, 4, 5)),
 }  # fmt: skip
 """Of each: the argument that is its cache, which those of the batch follow, and those that have a row for each token."""

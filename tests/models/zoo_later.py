@@ -66,6 +66,10 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "xlstm": (
+        transformers.xLSTMConfig,
+        {"hidden_size": 128, "num_heads": 4, "num_hidden_layers": 3, "gate_soft_cap": 2.0, "output_logit_soft_cap": 4.0},
+    ),
     "rwkv-4": (transformers.RwkvConfig, {"intermediate_size": 96, "num_hidden_layers": 3}),
     "openai-gpt": (transformers.OpenAIGPTConfig, {}),
     "xglm": (transformers.XGLMConfig, {"ffn_dim": 80, "pad_token_id": 0}),

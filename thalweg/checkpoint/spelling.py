@@ -85,6 +85,9 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "layer_norm_epsilon": "layer_norm_eps",
     },
     "xglm": {"d_model": "hidden_size", "attention_heads": "num_attention_heads", "num_layers": "num_hidden_layers"},
+    "xlstm": {
+        "embedding_dim": "hidden_size", "num_blocks": "num_hidden_layers", "num_heads": "num_attention_heads",
+    },
     "rwkv": {"context_length": "max_position_embeddings"},
     "bailing_hybrid": _KIMI,
     "kimi_linear": _KIMI,
@@ -121,6 +124,7 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
     "longt5": {"max_position_embeddings": 4096},
     "rwkv": _ENDLESS,
     "rwkv7": _ENDLESS,
+    "xlstm": _ENDLESS,
     "falcon_mamba": _ENDLESS,
     "bloom": {"max_position_embeddings": 2048},
     **{name: {"max_position_embeddings": 512} for name in ("mt5", "switch_transformers", "t5", "umt5")},

@@ -34,6 +34,7 @@ from thalweg.models.layers.lightning import LightningAttention
 from thalweg.models.layers.long_encoder import GlobalLocalAttention, SummaryAttention
 from thalweg.models.layers.mamba import Mamba
 from thalweg.models.layers.mamba2 import Mamba2
+from thalweg.models.layers.matrix_lstm import MatrixLSTM
 from thalweg.models.layers.memory import LowRankMLP, MemoryPart
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.modality_moe import ModalityExperts
@@ -80,6 +81,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.LightningAttention: LightningAttention,
     spec.Mamba: Mamba,
     spec.Mamba2: Mamba2,
+    spec.MatrixLSTM: MatrixLSTM,
     spec.PooledKeys: PooledKeys,
     spec.PooledSparseAttention: PooledSparseAttention,
     spec.ShortConv: ShortConv,

@@ -24,6 +24,7 @@ from thalweg.models.spec import (
     HyperStreams,
     LatentAttention,
     LayerInputs,
+    MatrixLSTM,
     MemoryStreams,
     ModelSpec,
     PatchSource,
@@ -61,6 +62,7 @@ TENSOR = (
     ),
     Refusal("rwkv", "its states are not divided among ranks", lambda p: isinstance(p, AverageMix | ChannelMix | DeltaMix)),
     Refusal("convolved", "its convolved heads are not divided among ranks", lambda p: isinstance(p, ConvolvedHeads)),
+    Refusal("matrix_lstm", "its states are not divided among ranks", lambda p: isinstance(p, MatrixLSTM)),
     Refusal("rglru", "its gates are not divided among ranks", lambda p: isinstance(p, GatedRecurrence)),
 )  # fmt: skip
 """For tensor parallelism."""

@@ -462,6 +462,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "XLMRobertaXLForTokenClassification": f"{_FAMILIES}.xlm_roberta_xl:xlm_roberta_xl_of_tokens",
     "XLMRobertaXLModel": f"{_FAMILIES}.xlm_roberta_xl:xlm_roberta_xl",
     "XverseForCausalLM": f"{_FAMILIES}.llama:llama",
+    "xLSTMForCausalLM": f"{_FAMILIES}.xlstm:xlstm",
     "YoutuForCausalLM": f"{_FAMILIES}.youtu:youtu",
     "Zamba2ForCausalLM": f"{_FAMILIES}.zamba2:zamba2",
     "ZayaForCausalLM": f"{_FAMILIES}.zaya:zaya",

@@ -273,7 +273,7 @@ def _made_of(library: NativeLibrary) -> tuple[Sequence[Kernel], Sequence[Attenti
 
 ADVANCES = {
     "causal_conv": 2, "delta_rule": 5, "channel_delta_rule": 5, "selective_scan": 8, "ssd_scan": 7, "linear_scan": 2,
-    "decaying_average": 4, "general_delta_rule": 6,
+    "decaying_average": 4, "general_delta_rule": 6, "matrix_lstm": 5,
 }  # fmt: skip
 """Ops that go on from a state in place, and which argument holds it."""
 

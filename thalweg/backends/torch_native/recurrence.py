@@ -11,6 +11,7 @@ from thalweg.hal.ops.conv import convolve
 from thalweg.hal.ops.delta import rule_in_place
 from thalweg.hal.ops.rwkv import average_in_place, general_rule_in_place
 from thalweg.hal.ops.ssm import linear_in_place, scan_in_place, ssd_in_place
+from thalweg.hal.ops.xlstm import matrix_in_place
 
 
 def _conv(
@@ -33,5 +34,6 @@ RECURRENCE = (
     Kernel("linear_scan", "in-place", linear_in_place, batch_invariant=True),
     Kernel("decaying_average", "in-place", average_in_place, batch_invariant=True),
     Kernel("general_delta_rule", "in-place", general_rule_in_place, batch_invariant=True),
+    Kernel("matrix_lstm", "in-place", matrix_in_place, batch_invariant=True),
     Kernel("ssd_scan", "in-place", ssd_in_place, batch_invariant=True),
 )

@@ -28,6 +28,7 @@ from thalweg.hal.ops.rope import rope
 from thalweg.hal.ops.rwkv import decaying_average, general_delta_rule
 from thalweg.hal.ops.sampling import draw, logprobs, sample, truncate
 from thalweg.hal.ops.ssm import gated_group_norm, linear_scan, selective_scan, ssd_scan
+from thalweg.hal.ops.xlstm import matrix_lstm
 
 __all__ = [
     "act_and_mul", "act_and_mul_linear",
@@ -38,7 +39,8 @@ __all__ = [
     "gated_group_norm", "gated_rms_norm",
     "general_delta_rule", "head_linear", "history_write", "hyper_weights", "index_top", "index_write",
     "layer_norm", "linear", "linear_argmax", "linear_scan", "logit_bias", "logprobs", "lora_add", "lora_experts",
-    "lora_rescale", "lora_rows", "max_pool", "mean_pool", "newest_tokens", "owned_blocks", "pair_inputs", "penalties",
+    "lora_rescale", "lora_rows", "matrix_lstm", "max_pool", "mean_pool", "newest_tokens", "owned_blocks", "pair_inputs",
+    "penalties",
     "pool_windows", "resolve_tokens",
     "rms_norm", "rms_norm_linear",
     "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan", "token_mask", "truncate",
@@ -57,7 +59,7 @@ def all_ops() -> dict[str, Op]:
         bad_words, logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_rows,
         lora_add, lora_experts, lora_rescale, layer_norm, activation, mean_pool, max_pool, causal_conv, delta_gates, delta_rule,
         gated_rms_norm, sigmoid_mul, head_linear, selective_scan, ssd_scan, linear_scan, gated_group_norm,
-        decaying_average, general_delta_rule,
+        decaying_average, general_delta_rule, matrix_lstm,
         cross_write, cross_attention, cross_weights,
         index_write, index_top, chosen_attention, block_top, block_attention, channel_delta_gates, channel_delta_rule,
         verify_drafts,

@@ -173,3 +173,10 @@ _KINDS: Mapping[type, Callable[..., BoundNorm]] = {
 def build_norm(ctx: Context, spec: AnyNorm, weights: Mapping[str, Any]) -> BoundNorm:
     """The norm of a declaration."""
     return _KINDS[type(spec)](ctx, spec, weights)
+
+
+def normalize_heads(x: Array, eps: float, weight: Array, bias: Array | None = None) -> Array:
+    """Layer normalisation of each head, f32[T, heads, n]. weight, bias f32[heads * n]."""
+    apart = x - x.mean(-1, keepdim=True)
+    scaled = apart * torch.rsqrt((apart * apart).mean(-1, keepdim=True) + eps) * weight.view(x.shape[1:])
+    return scaled if bias is None else scaled + bias.view(x.shape[1:])

@@ -11,12 +11,13 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.ops.conv import NONE
-from thalweg.hal.ops.pointwise import exponential, sigmoid
+from thalweg.hal.ops.pointwise import exponential, sigmoid, tanh
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.linear import Linear
+from thalweg.models.layers.norm import normalize_heads
 from thalweg.models.layers.recurrent import advance
 from thalweg.models.weights import ParamSpec, Weight
 
@@ -113,13 +114,13 @@ class DeltaMix(_Shifted):
         value = self._values(p, v, flow)
         read, key = (self._project(part, p, each, flow).float() for part, each in (("r", r), ("k", k)))
         rate = sigmoid(self._of_low_rank("a", p, a, flow).float())
-        decay = exponential(LEAST_LOG_DECAY * sigmoid(self._of_low_rank("w", p, w, flow, _tanh).float()))
+        decay = exponential(LEAST_LOG_DECAY * sigmoid(self._of_low_rank("w", p, w, flow, tanh).float()))
         away = self._split(key * p["key_scale"])
         away = away / (away * away).sum(-1, keepdim=True).sqrt().clamp(min=TINY)
         key = key * (1 + (rate - 1) * p["key_rate"])
         read, key, value = (self._split(each) for each in (read, key, value.float()))
         rule = partial(self._rule, read, self._split(decay), key, value, -away, away * self._split(rate))
-        out = self._normalize(p["norm"], advance(flow, self._place, 1, rule))
+        out = normalize_heads(advance(flow, self._place, 1, rule), self._eps, p["norm"]["weight"], p["norm"]["bias"])
         out = out + (read * key * p["bonus"]).sum(-1, keepdim=True) * value
         gate = self._of_low_rank("g", p, g, flow, sigmoid)
         return self._project("out", p, out.flatten(-2).to(x.dtype) * gate, flow)
@@ -140,17 +141,6 @@ class DeltaMix(_Shifted):
 
     def _split(self, x: Array) -> Array:
         return x.unflatten(-1, self._heads)
-
-    def _normalize(self, p: Mapping[str, Any], x: Array) -> Array:
-        """Layer normalisation of each head's output, f32[T, heads, head_dim]."""
-        apart = x - x.mean(-1, keepdim=True)
-        scaled: Array = apart * torch.rsqrt((apart * apart).mean(-1, keepdim=True) + self._eps)
-        return scaled * self._split(p["weight"]) + self._split(p["bias"])
-
-
-def _tanh(x: Array) -> Array:
-    """With the same bits wherever a value lies (`ops.pointwise`)."""
-    return 2 * sigmoid(2 * x) - 1
 
 
 def _last_tap(width: int, dtype: torch.dtype) -> Array:
