@@ -20,7 +20,7 @@ assert loaded.loader is not None
 families = importlib.util.module_from_spec(loaded)
 sys.path.append(str(SCRIPT.parent))  # of its other file
 loaded.loader.exec_module(families)
-PAIRS = {"deepseek_v4", "hy_v4", "longcat_flash", "qwen4_exp_text", "rwkv", "zamba2", "zaya"}
+PAIRS = {"deepseek_v4", "hy_v4", "longcat_flash", "qwen4_exp_text", "rwkv", "zamba", "zamba2", "zaya"}
 """Families whose decoder layer is declared as two."""
 
 

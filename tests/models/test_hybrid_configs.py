@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from zoo import ALL, SMALL
+from zoo import ALL, SMALL, make_checkpoint
 
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.spelling import canonical_config
@@ -127,3 +127,20 @@ def test_experts_of_nemotron_see_a_projection_of_their_token():
 def test_a_configuration_that_cannot_be_is_refused_by_its_field(name, architecture, changes, error, words, tmp_path):
     with pytest.raises(error, match=words):
         spec(written(tmp_path, name, architecture, **changes))
+
+
+def test_zamba_keeps_its_shared_block_once_or_under_every_layer(tmp_path):
+    """Copies of the block are skipped, and layers have the types of `attn_layer_period` after the first three."""
+    path = make_checkpoint("zamba", tmp_path, tokenizer=False)
+    config = read_config(path)
+    spec = registry.family(config)(config)
+    assert [type(layer.mixer).__name__ for layer in spec.layers if layer.mixer].count("Attention") == 2
+    assert spec.rename("model.layers.2.shared_transf.self_attn.q_proj.weight") is not None
+    assert spec.rename("model.layers.4.shared_transf.self_attn.q_proj.weight") is None
+    for changes, words in (
+        ({"mamba_proj_bias": True}, "mamba_proj_bias"),
+        ({"attention_hidden_size": 48}, "attention_hidden_size: must be twice"),
+        ({"layers_block_type": ["odd"] * 5, "layer_types": None}, "layers_block_type"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=words):
+            registry.family(config)({**config, **changes})

@@ -16,7 +16,7 @@ from thalweg.hal import ops
 from thalweg.hal.testing import cases
 from thalweg.models import registry
 
-NAMES = ["qwen3-next", "qwen3.5", "nemotron-h", "jamba", "lfm2", "kimi-linear", "minimax", "rwkv-4", "xlstm", "zaya"]
+NAMES = ["qwen3-next", "qwen3.5", "nemotron-h", "jamba", "lfm2", "kimi-linear", "minimax", "rwkv-4", "xlstm", "zamba", "zaya"]
 QUICK = {
     ("qwen3-next", "cpu"),
     ("qwen3.5", "cpu"),

@@ -84,6 +84,13 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
             },
         },
     ),
+    "zamba": (
+        transformers.ZambaConfig,
+        {
+            "num_hidden_layers": 5, "attn_layer_period": 2, "attn_layer_offset": 1, "hidden_size": 48, "n_mamba_heads": 3,
+            "num_key_value_heads": 4, "mamba_d_state": 12, "mamba_d_conv": 3, "mamba_dt_rank": 5,
+        },
+    ),
     "zamba2": (
         transformers.Zamba2Config,
         {

@@ -26,6 +26,7 @@ from thalweg.models.layers.differential import DifferentialAttention
 from thalweg.models.layers.disentangled import DisentangledAttention
 from thalweg.models.layers.gated_streams import GatedResidual
 from thalweg.models.layers.grid_conv import GridConv
+from thalweg.models.layers.head_mamba import HeadMamba
 from thalweg.models.layers.hyper import HyperConnection
 from thalweg.models.layers.joined import offer_joined
 from thalweg.models.layers.kda import KimiDeltaAttention
@@ -73,6 +74,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.DisentangledAttention: DisentangledAttention,
     spec.GatedRecurrence: GatedRecurrence,
     spec.GridConv: GridConv,
+    spec.HeadMamba: HeadMamba,
     spec.IndexPooling: IndexPooling,
     spec.KeptEntries: KeptEntries,
     spec.KeptRows: KeptRows,

@@ -21,6 +21,7 @@ from thalweg.models.spec import (
     DifferentialAttention,
     GatedRecurrence,
     GatedStreams,
+    HeadMamba,
     HyperStreams,
     LatentAttention,
     LayerInputs,
@@ -63,6 +64,7 @@ TENSOR = (
     Refusal("rwkv", "its states are not divided among ranks", lambda p: isinstance(p, AverageMix | ChannelMix | DeltaMix)),
     Refusal("convolved", "its convolved heads are not divided among ranks", lambda p: isinstance(p, ConvolvedHeads)),
     Refusal("matrix_lstm", "its states are not divided among ranks", lambda p: isinstance(p, MatrixLSTM)),
+    Refusal("head_mamba", "its heads are not divided among ranks", lambda p: isinstance(p, HeadMamba)),
     Refusal("rglru", "its gates are not divided among ranks", lambda p: isinstance(p, GatedRecurrence)),
 )  # fmt: skip
 """For tensor parallelism."""

@@ -464,6 +464,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "XverseForCausalLM": f"{_FAMILIES}.llama:llama",
     "xLSTMForCausalLM": f"{_FAMILIES}.xlstm:xlstm",
     "YoutuForCausalLM": f"{_FAMILIES}.youtu:youtu",
+    "ZambaForCausalLM": f"{_FAMILIES}.zamba:zamba",
     "Zamba2ForCausalLM": f"{_FAMILIES}.zamba2:zamba2",
     "ZayaForCausalLM": f"{_FAMILIES}.zaya:zaya",
 }

@@ -39,7 +39,8 @@ class MatrixLSTM:
         heads, cap = self._spec.heads, self._spec.cap
         *parts, gate = self._in(p["in"], x, flow).split(self._in.outputs, dim=-1)
         query, key, value = (part.float().unflatten(-1, (heads, -1)) for part in parts)
-        enters, forget = (cap * tanh(self._gates(p["gates"], x, flow).float() / cap)).split(heads, dim=-1)
+        gates: Array = cap * tanh(self._gates(p["gates"], x, flow).float() / cap)
+        enters, forget = gates.chunk(2, dim=-1)
         out = advance(flow, self._place, 0, partial(self._scan, query, key, value, enters, -softplus(-forget)))
         normed = normalize_heads(out, self._spec.norm_eps, p["norm"]).flatten(-2).to(x.dtype)
         return self._out(p["out"], sigmoid(gate) * normed, flow)

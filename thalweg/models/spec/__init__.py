@@ -33,6 +33,7 @@ from thalweg.models.spec.entrances import FrameConvolutions, FrameProjection, Sa
 from thalweg.models.spec.fastconformer import FastConformerSpec
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
 from thalweg.models.spec.grid_conv import GridConv
+from thalweg.models.spec.head_mamba import HeadMamba
 from thalweg.models.spec.hyper import HyperConnection, HyperStreams
 from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.kda import KimiDelta
@@ -132,6 +133,7 @@ __all__ = [
     "GatedStreams",
     "GlobalLocalAttention",
     "GridConv",
+    "HeadMamba",
     "HeadNorm",
     "HyperConnection",
     "HyperStreams",
