@@ -123,15 +123,19 @@ def draw(c: Mapping[str, Any], seed: int = 7) -> dict[str, Tensor]:
     return out
 
 
-def write(path: Path, change: str, tensors: Mapping[str, Tensor] | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def write(path: Path, change: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The configuration of the text part, and the tensors, of a checkpoint in `path`."""
-    c = {**TEXT, **CHANGES[change]}
-    drawn = dict(tensors or draw(c))
+    config = {**TEXT, **CHANGES[change]}
+    drawn = draw(config)
+    save(path, config, drawn)
+    return config, drawn
+
+
+def save(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    whole = {"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "text_config": c, "dtype": "float32"}
-    (path / "config.json").write_text(json.dumps(whole))
-    save_file({ROOT + name: t.contiguous() for name, t in drawn.items()}, path / "model.safetensors", {"format": "pt"})
-    return c, drawn
+    whole = {"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "text_config": config}
+    (path / "config.json").write_text(json.dumps({**whole, "dtype": "float32"}))
+    save_file({ROOT + name: t.contiguous() for name, t in tensors.items()}, path / "model.safetensors", {"format": "pt"})
 
 
 class Definition:
