@@ -76,3 +76,18 @@ def test_rnj_1_is_gemma_3_without_windows() -> None:
     for types in (None, ["full_attention"] * 5 + ["chunked_attention"], ["sliding_attention"] * 6):
         with pytest.raises((CheckpointError, UnsupportedModelError), match="layer_types"):
             read({**RNJ, "layer_types": types}, "Rnj1ForCausalLM")
+
+
+PARAM: dict[str, Any] = {
+    **SIZES, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
+    "moe_intermediate_size": 16, "num_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+    "rope_theta": 1e4, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+def test_param_2_is_ling_2_with_a_size_of_shared_experts() -> None:
+    ling = read({**PARAM, "use_qk_norm": False}, "BailingMoeV2ForCausalLM")
+    assert read({**PARAM, "moe_shared_expert_intermediate_size": 32}, "Param2MoEForCausalLM") == ling
+    assert read({**PARAM, "use_qk_norm": True}, "Param2MoEForCausalLM") == read(PARAM, "BailingMoeV2ForCausalLM")
+    wide = read({**PARAM, "moe_shared_expert_intermediate_size": 48}, "Param2MoEForCausalLM")
+    assert [getattr(getattr(each.ffn, "shared", None), "inner", 0) for each in wide.layers] == [0, *[48] * 5]

@@ -1,5 +1,5 @@
-"""Ling and Ring, 1 and 2: MoE with a shared expert. The second has QK-norm, partial rotary positions, and a sigmoid router with
-expert bias and groups."""
+"""Ling and Ring, 1 and 2, and Param2: MoE with a shared expert. The second and Param2 have QK-norm, partial rotary positions,
+and a sigmoid router with expert bias and groups."""
 
 from __future__ import annotations
 
@@ -39,6 +39,22 @@ def sarvam_moe(config: Config) -> ModelSpec:
     spec = bailing_moe_v2(config)
     inside = ((".gate.e_score_correction_bias", ".gate.expert_bias"),)
     return replace(spec, names=replace(spec.names, inside=inside))
+
+
+def param2_moe(config: Config) -> ModelSpec:
+    """Param2: Ling 2 where the size of the shared experts may be given. Other engines subtract the mean of biases, which
+    changes no choice."""
+    said = config.get("moe_shared_expert_intermediate_size")
+    spec = bailing_moe_v2({"use_qk_norm": False, **config, "moe_shared_expert_intermediate_size": None})
+    if said is None:
+        return spec
+    shared = mlp(config, inner=integer(config, "moe_shared_expert_intermediate_size"), name="shared_experts")
+    layers = []
+    for each in spec.layers:
+        if isinstance(each.ffn, MoE) and each.ffn.shared is not None:
+            each = replace(each, ffn=replace(each.ffn, shared=shared))
+        layers.append(each)
+    return replace(spec, layers=tuple(layers))
 
 
 def _model(config: Config, moe: MoE, *, partial: bool, norm: HeadNorm | None) -> ModelSpec:
