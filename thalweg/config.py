@@ -102,6 +102,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     """None: it generates tokens."""
     speech: SpeechConfig | None = None
     """None: not a speech model."""
+    speaks: bool = False
+    """Are its tokens frames of speech, for its codec?"""
     transcribes: bool = False
     """Does it read audio in conversations, and is it trained to transcribe?"""
     source: SourceConfig | None = None
@@ -132,6 +134,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     def tasks(self) -> tuple[str, ...]:
         """Supported tasks. An embedding model scores pairs by their vectors' angle, or by MaxSim with vectors per token; a
         classifier with a single class scores them as trained."""
+        if self.speaks:
+            return ("speech",)
         if self.pooling is None:
             return ("transcription",) if self.speech else ("generate", "transcription") if self.transcribes else ("generate",)
         if self.pooling.task in ("transcription", "speech"):

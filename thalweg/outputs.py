@@ -103,6 +103,8 @@ class CompletionOutput:
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     """Of `LLM.chat` with tools. Empty: the model called none."""
+    frames: list[np.ndarray] | None = None
+    """i32[books - 1] of each token, of models whose tokens are frames: the codes after the first."""
 
     @property
     def finished(self) -> bool:

@@ -68,3 +68,58 @@ def rename_weight_norms(file: Path) -> None:
 
 def load_vits(path: Path) -> Any:
     return transformers.VitsModel.from_pretrained(path, dtype=torch.float32).eval()
+
+
+CSM: dict[str, Any] = {
+    "num_codebooks": 4, "vocab_size": 19, "text_vocab_size": 40, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "audio_token_id": 38, "audio_eos_token_id": 39, "pad_token_id": 38, "codebook_pad_token_id": 18, "bos_token_id": 1,
+}  # fmt: skip
+CSM_DEPTH: dict[str, Any] = {
+    "num_codebooks": 4, "backbone_hidden_size": 32, "vocab_size": 19, "hidden_size": 16, "intermediate_size": 24,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 5,
+}  # fmt: skip
+CSM_CODEC: dict[str, Any] = {
+    "model_type": "mimi", "hidden_size": 16, "num_filters": 2, "upsampling_ratios": [4, 2], "codebook_size": 32,
+    "codebook_dim": 8, "vector_quantization_hidden_dimension": 8, "num_quantizers": 5, "upsample_groups": 16,
+    "num_hidden_layers": 2, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 6,
+    "sampling_rate": 800, "frame_rate": 50, "num_residual_layers": 2,
+}  # fmt: skip
+WORDS = ["<s>", "</s>", "<unk>", "[", "]", *"0123456789", *"abcdefghijklmnopqrstuv ", "."]
+
+
+def make_csm(directory: Path, silent: bool = False, **more: Any) -> Path:
+    """silent: frames that end a text's speech are frequent."""
+
+    def make(path: Path) -> None:
+        from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+
+        config = transformers.CsmConfig(**{**CSM, **more}, depth_decoder_config=CSM_DEPTH, codec_config=CSM_CODEC)
+        model = transformers.CsmForConditionalGeneration._from_config(config).eval()
+        spread(model, 5)
+        g = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for key, p in (*model.named_parameters(), *model.named_buffers()):
+                if ("embed" in key and p.ndim == 2) or "codebooks_head" in key or key == "lm_head.weight":
+                    p.normal_(0, 1, generator=g)
+                elif key.endswith("cluster_usage"):
+                    p.uniform_(0.5, 3, generator=g)
+                elif key.endswith("scale"):
+                    p.uniform_(0.3, 1, generator=g)
+                elif p.ndim > 2:
+                    p.normal_(0, 1.2 / max(1, p[0].numel()) ** 0.5, generator=g)
+            if silent:
+                model.depth_decoder.codebooks_head.weight.zero_()
+                model.lm_head.weight[0].mul_(3)
+        model.save_pretrained(path)
+        made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
+        made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+        made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+        made.add_special_tokens(["<s>", "</s>", "<unk>"])
+        made.save(str(path / "tokenizer.json"))
+
+    return _copied(("csm", silent, json.dumps(more)), make, directory / "csm")
+
+
+def load_csm(path: Path) -> Any:
+    return transformers.CsmForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()

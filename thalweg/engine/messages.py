@@ -135,6 +135,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A caller reads its tokens one by one, so prompts in the same steps are rationed."""
     pool: bool = False
     """Returns a vector, not tokens. The step that computes all its tokens ends it."""
+    frames: np.ndarray | None = None  # i32[tokens.size - prompt_len, books - 1]
+    """The codes after the first of tokens already emitted, of models whose tokens are frames."""
     encode_only: bool = False
     """With `pool`: its result is the vectors of its only input, and takes no step."""
 
@@ -347,6 +349,8 @@ class Outputs(msgspec.Struct, tag=True):
     preempted: list[int] = []
     """Sequences preempted since the last frame. One may be in it twice."""
     pooled: PooledVectors | None = None
+    frames: np.ndarray | None = None  # i32[N, books - 1]
+    """As `StepResult.frames`, of each token."""
     each: list[TokenVectors] = []
     kv_events: list[KvEvent] = []
     """Changes of the prefix cache since the last frame, if they are published (kv_events_config)."""

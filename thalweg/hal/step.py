@@ -258,6 +258,7 @@ class StepResult:
     pooled: Array | None = None  # f32[S, H]; a vector per sequence, of models that give those: then tokens mean nothing
     each: Array | None = None  # f32[N, H]; a vector per token of `EachToken`, or its weights in heads that align
     drafts: Array | None = None  # i32[S, K]; tokens proposed after those returned, of steps with `Proposing`; -1 ends them
+    frames: Array | None = None  # i32[S, books - 1]; the codes after the first of each token, of models whose tokens are frames
     extras: Mapping[str, Array] = field(default_factory=dict)
 
 

@@ -32,6 +32,7 @@ from thalweg.models.heads.lexical import WordWeights
 from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.altup import Streams
 from thalweg.models.layers.conformer_source import ConformerSource
+from thalweg.models.layers.depth import DepthDecoder, TextEmbedder
 from thalweg.models.layers.disentangled import Distances
 from thalweg.models.layers.embedding import AddedEmbedding, Embedding, LMHead
 from thalweg.models.layers.gated_streams import GatedStreams
@@ -59,6 +60,7 @@ from thalweg.models.vision.swin_source import SwinEncoder
 from thalweg.models.vision.tile_source import TileEncoder
 from thalweg.models.vision.tower import VisionEncoder
 from thalweg.models.vision.wav2vec import Wav2VecEncoder
+from thalweg.models.voices.mimi import MimiNetwork
 from thalweg.models.voices.vits import VitsNetwork
 from thalweg.models.weights import ParamSpec, Weight
 
@@ -98,6 +100,8 @@ _ENDS = (
     _End("vision", lambda s: s.vision, lambda ctx, s, part, w: _vision_encoder(part)(ctx, part, w, Block)),
     _End("audio", lambda s: s.audio, lambda ctx, s, part, w: AUDIO[type(part)](ctx, part, w, Block)),
     _End("voice", lambda s: s.voice, lambda ctx, s, part, w: VOICES[type(part)](part)),
+    _End("spoken_text", lambda s: s.spoken_text, lambda ctx, s, part, w: TextEmbedder(part, w, ctx.dtype)),
+    _End("depth", lambda s: s.depth, lambda ctx, s, part, w: DepthDecoder(part, w, ctx.dtype)),
     _End(
         "tile_source",
         lambda s: s.tile_source,
@@ -119,7 +123,7 @@ AUDIO: Mapping[type, Callable[..., Any]] = {
 """Declaration of an audio encoder -> the encoder."""
 
 
-VOICES: Mapping[type, Callable[..., Any]] = {spec.VitsSpec: VitsNetwork}
+VOICES: Mapping[type, Callable[..., Any]] = {spec.VitsSpec: VitsNetwork, spec.MimiSpec: MimiNetwork}
 """Declaration of a network that speaks -> the network."""
 
 
@@ -197,8 +201,9 @@ class Decoder:
         self._head: LMHead | None = ends.get("head")
         self._pooler = None if s.pooling is None else Pooler(ctx, s.pooling, s.hidden)
         self._classes, self._dense, self._lexical = ends.get("classes"), ends.get("dense"), ends.get("lexical")
-        self.voice = ends.get("voice")
-        """The network that speaks. Its steps are separate executables, too."""
+        self.voice, self.spoken_text = ends.get("voice"), ends.get("spoken_text")
+        """The network that speaks, and the embeddings of texts. Their steps are separate executables, too."""
+        self.depth: DepthDecoder | None = ends.get("depth")
         self.vision, self.audio, self._speech = ends.get("vision"), ends.get("audio"), ends.get("speech")
         """Encoders. Steps of the first two are separate executables, with the parameters under their keys."""
         self._tile_source = ends.get("tile_source")
@@ -259,6 +264,7 @@ class Decoder:
         taps: dict[int, Array] | None = None,
         entered: Array | None = None,
         weights: list[Array] | None = None,
+        added: Array | None = None,
     ) -> tuple[Array, list[Array]]:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per mixer. Token ids are known:
         batch.tokens holds no ON_DEVICE. Where the model has token types, a token of type n is encoded as its id + n * vocab.
@@ -270,13 +276,14 @@ class Decoder:
         `drafts.taps`. With rows, only places after the last mixer, and of these rows.
         entered: what the stage before gives, [parts_before, T, hidden]. A stage before the last gives
         [parts_behind, T, hidden] for all rows.
-        weights: where the model `aligns`, of a step with `EachToken`, filled with `Flow.weights`."""
+        weights: where the model `aligns`, of a step with `EachToken`, filled with `Flow.weights`.
+        added: [T, hidden], added to embedded tokens."""
         adapted = None
         if self._adapter_rows is not None:
             adapted = self._adapter_rows(batch.get(Adapters), batch.token_seq, adapters)
         residual, tables = None, params.get("rope", {})
         if entered is None:
-            x, flow = self.prepare_inputs(params, batch, kv, tables, adapted)
+            x, flow = self.prepare_inputs(params, batch, kv, tables, adapted, added)
         else:
             x, flow = entered[0], self._begin_flow(params, batch, kv, tables, _overlay_vectors(batch), adapted)
             residual = entered[1] if self.parts_before > 1 else None
@@ -316,12 +323,13 @@ class Decoder:
         return x if rows is None or cut >= 0 else x.index_select(0, rows), flow.caches
 
     def prepare_inputs(
-        self, params: Any, batch: StepBatch, kv: Sequence[Array], tables: Mapping[int, Any], adapted: AdapterRows | None = None
-    ) -> tuple[Array, Flow]:
+        self, params: Any, batch: StepBatch, kv: Sequence[Array], tables: Mapping[int, Any],
+        adapted: AdapterRows | None = None, added: Array | None = None,
+    ) -> tuple[Array, Flow]:  # fmt: skip
         """The first layer's input, [T, hidden] or all streams [T, n, hidden], and the step's `Flow`. tables, adapted: as Flow
         has them (`adapter_rows`)."""
         laid = _overlay_vectors(batch)
-        x, inputs = self._embed_tokens(params, batch, laid, adapted), None
+        x, inputs = self._embed_tokens(params, batch, laid, adapted, added), None
         if self._inputs is not None:
             assert self.spec.inputs is not None
             tokens, overlays = batch.tokens, batch.get(Overlays)
@@ -355,13 +363,16 @@ class Decoder:
         flow.rows, where = (torch.ones_like(at).cumsum(0) - 1).to(torch.int32), flow.axes.at
         flow.tables = {i: flow.axes.rows(i, where) for i in flow.tables}
 
-    def _embed_tokens(self, params: Any, batch: StepBatch, laid: Array | None, adapted: AdapterRows | None) -> Array:
-        """[T, hidden]. laid: result of `_overlay_vectors`."""
+    def _embed_tokens(
+        self, params: Any, batch: StepBatch, laid: Array | None, adapted: AdapterRows | None, more: Array | None
+    ) -> Array:
+        """[T, hidden]. laid: result of `_overlay_vectors`. more: as `added` of `forward`."""
         assert self._embed is not None
         tokens, types = batch.tokens, None
         if self.spec.types > 1:
             types, tokens = torch.div(tokens, self.vocab, rounding_mode="floor"), tokens % self.vocab
         x: Array = self._embed(params["embed"], tokens, adapted)
+        x = x if more is None else x + more.to(x.dtype)
         overlays = batch.get(Overlays)
         if laid is not None and self.spec.overlays_added:
             x = x + laid.to(x.dtype)

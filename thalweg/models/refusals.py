@@ -18,6 +18,7 @@ from thalweg.models.spec import (
     ConvolvedHeads,
     DeepRouter,
     DeltaMix,
+    DepthSpec,
     DifferentialAttention,
     GatedRecurrence,
     GatedStreams,
@@ -39,7 +40,7 @@ from thalweg.models.spec import (
     TileSource,
 )
 
-ENCODERS = ("vision", "audio", "voice")
+ENCODERS = ("vision", "audio", "voice", "spoken_text")
 """Fields of a ModelSpec that every rank computes whole."""
 
 
@@ -66,6 +67,7 @@ TENSOR = (
     Refusal("matrix_lstm", "its states are not divided among ranks", lambda p: isinstance(p, MatrixLSTM)),
     Refusal("head_mamba", "its heads are not divided among ranks", lambda p: isinstance(p, HeadMamba)),
     Refusal("rglru", "its gates are not divided among ranks", lambda p: isinstance(p, GatedRecurrence)),
+    Refusal("depth", "the decoder of its frames is not divided among ranks", lambda p: isinstance(p, DepthSpec)),
 )  # fmt: skip
 """For tensor parallelism."""
 STAGE = (
@@ -82,6 +84,7 @@ STAGE = (
     Refusal("stream_skip", "its layers read streams that earlier ones have saved", lambda p: isinstance(p, StreamSkip)),
     Refusal("rwkv", "its layers read the values of the first one", lambda p: isinstance(p, DeltaMix)),
     Refusal("deep_router", "its routers read those of earlier layers", lambda p: isinstance(p, DeepRouter)),
+    Refusal("depth", "its step ends with the decoder of a frame", lambda p: isinstance(p, DepthSpec)),
     Refusal("shortcut", "outputs of its experts skip layers", lambda p: isinstance(p, ShortcutMoE)),
     Refusal("attention", "layers read the cache of an earlier layer", lambda p: getattr(p, "reads", None) is not None),
     Refusal(

@@ -445,6 +445,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "VoxtralForConditionalGeneration": f"{_FAMILIES}.audio_chat:voxtral",
     "VoxtralRealtimeForConditionalGeneration": f"{_FAMILIES}.voxtral_realtime:voxtral_realtime",
     "VoyageQwen3BidirectionalEmbedModel": f"{_FAMILIES}.voyage:voyage_qwen3",
+    "CsmForConditionalGeneration": f"{_FAMILIES}.csm:csm",
     "VitsModel": f"{_FAMILIES}.vits:vits",
     "Wav2Vec2ForCTC": f"{_FAMILIES}.wav2vec:wav2vec2",
     "SEWForCTC": f"{_FAMILIES}.wav2vec:sew",

@@ -73,6 +73,16 @@ class Sampler:
             chosen = self._gather_logprobs(processed if self._processed else logits, tokens, batch)
         return self.emit(tokens, logits.amax(-1), history, batch, chosen)
 
+    def choose(self, logits: Tensor, batch: StepBatch, seed: Tensor, position: Tensor) -> Tensor:
+        """One token per row of logits f32[S, V], with the rows' temperature and truncation. It is recorded nowhere. The noise
+        is that of these seeds i32[S, 2] and positions i32[S]."""
+        want, s = batch.features, batch.sampling
+        scaled = self._scale(logits, s.temperature, want)
+        if want.truncate:
+            scaled = self._truncate(scaled, s.top_k, s.top_p, s.min_p)
+        tokens: Tensor = self._sample[want.random](scaled, s.temperature, seed, position)
+        return tokens
+
     def emit(
         self, tokens: Tensor, most: Tensor, history: Tensor, batch: StepBatch, logprobs: Logprobs | None = None
     ) -> tuple[StepResult, Tensor]:

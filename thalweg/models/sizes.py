@@ -305,7 +305,7 @@ def step_work(
     rows = requests * new
     last = mixes_last(spec.layers) if spec.pooling is None or spec.pooling.mode in ("cls", "last") else -1
     for keys, w in walk(spec.weights()):
-        if w.role == "embedding" or keys[0] in ("vision", "audio", "voice") or _encodes_source(spec, keys):
+        if w.role == "embedding" or keys[0] in ("vision", "audio", "voice", "spoken_text") or _encodes_source(spec, keys):
             continue
         size, count = held_bytes(w, dtype, use), values(w)
         computed = requests if w.role in HEADS or _meets_last_rows(spec, keys, last) else rows

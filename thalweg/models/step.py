@@ -12,6 +12,7 @@ from thalweg.hal import ops
 from thalweg.hal.device import Device
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Binder
+from thalweg.hal.parts.codes import FrameCodes
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.parts.each_token import EachToken
 from thalweg.hal.parts.history import History
@@ -22,6 +23,7 @@ from thalweg.models.adapters import AdapterRows, Held, allocate
 from thalweg.models.build import Model
 from thalweg.models.drafts.taps import SAMPLED
 from thalweg.models.heads.pooling import pooling_result
+from thalweg.models.layers.depth import CODES
 from thalweg.models.layers.recurrent import Replay, settle
 from thalweg.models.proposer import KEY, Proposer
 from thalweg.models.sampler import Sampler
@@ -52,6 +54,8 @@ def make_state(
         state[STAGE] = {k: device.alloc((n, tokens, model.hidden), model.dtype) for k, n in sides.items() if n}
     if not model.pools:
         state["history"] = device.alloc((slots, max_len + 1), "int32")
+    if (depth := getattr(model, "depth", None)) is not None:
+        state[CODES] = device.alloc((slots, max_len + 1, depth.spec.books - 1), "int32")
     if model.adapters is not None:
         state["adapters"] = allocate(model.adapters, device, model.dtype)
     if proposer is not None:
@@ -86,6 +90,7 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
     write = binder.bind(ops.history_write)
     enter = binder.offer(ops.enter_tokens, max_len=model.max_len)
     sampler = Sampler(binder, vocab=model.vocab, logprobs_mode=logprobs_mode)
+    depth = getattr(model, "depth", None)
 
     def enter_batch(batch: StepBatch, history: Array) -> tuple[StepBatch, Array]:
         """The batch with known tokens, and the history with these."""
@@ -102,6 +107,9 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
         if seen is not None:
             history = write(history, seen.slot, seen.position, seen.token)
         batch, history = enter_batch(batch, history)
+        framed = {} if depth is None else _embed_frames(depth, params, state, batch)
+        if depth is not None:  # the token that ends a sequence is no code
+            batch = replace(batch, tokens=batch.tokens.clamp(max=model.vocab - 1))
         drafts, scores, aligned = batch.get(Drafts), batch.get(Scores), batch.get(EachToken)
         rows = batch.last_row if drafts is None else torch.cat([batch.last_row, drafts.row - 1])
         tail = proposer if batch.get(Proposing) is not None else None
@@ -113,7 +121,7 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
         replays: list[Replay] = []
         adapters = state.get("adapters")
         adapted = None if adapters is None else model.head_rows(batch, adapters, rows)
-        more = _adapters(state) | _entering_states(state, batch)
+        more = _adapters(state) | _entering_states(state, batch) | framed
         if drafts is not None and model.recurrent:
             more["replays"] = replays
         if taps:
@@ -129,6 +137,10 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
             result, history = sampler.emit(tokens, values, history, batch)
         else:
             result, history = sampler(_logits(model, params, last, adapted), history, batch)
+        if depth is not None:
+            embedded = model.embed(params, result.tokens[:, 0])
+            result, held = depth.finish(params["depth"], result, state, last, embedded, batch, sampler.choose)
+            state = {**state, CODES: held}
         if drafts is not None and replays:
             wrong = (drafts.pick >= 0).sum(1) - (result.counts - 1).clamp(min=0)
             kv = settle(replays, kv, batch, (batch.query - wrong).to(torch.int32))
@@ -145,6 +157,15 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
 
     step.appendable = 0 if model.recurrent else model.max_len  # type: ignore[attr-defined]
     return step
+
+
+def _embed_frames(depth: Any, params: Params, state: State, batch: StepBatch) -> dict[str, Array]:
+    """The argument of `Model.forward` of a model whose tokens are frames."""
+    slots = batch.slots.index_select(0, batch.token_seq)
+    held, known = state[CODES], batch.get(FrameCodes)
+    if known is not None:
+        held[known.slot.long(), known.position.long()] = known.codes
+    return {"added": depth.embed(params["depth"], held[slots.long(), batch.positions.long()])}
 
 
 def _pooling_step(model: Model) -> Step:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from thalweg.errors import RequestError
-from thalweg.media.speakers.base import SpeechSettings
+from thalweg.media.speakers.base import Speaker, SpeechSettings
 from thalweg.offline.batches import Batches, UseTqdm
 from thalweg.offline.sharing import in_turn
 from thalweg.outputs import SpeechOutput
-from thalweg.params import PoolingParams
+from thalweg.params import PoolingParams, SamplingParams
 
 
 class SpeechMethods(Batches):
@@ -19,16 +20,22 @@ class SpeechMethods(Batches):
 
     @in_turn
     def speak(
-        self, texts: str | Sequence[str], *, voice: str = "", speed: float = 1.0, seed: int = 0, use_tqdm: UseTqdm = True
-    ) -> list[SpeechOutput]:
-        """The speech of every text, in order. voice: "": the model's first. RequestError, naming the field, before anything
+        self, texts: str | Sequence[str], *, voice: str = "", speed: float = 1.0, seed: int = 0,
+        temperature: float | None = None, max_frames: int | None = None, use_tqdm: UseTqdm = True,
+    ) -> list[SpeechOutput]:  # fmt: skip
+        """The speech of every text, in order. voice: "": the model's first. temperature: None: the model's default. max_frames:
+        of each sentence, of a model that generates frames. RequestError, naming the field, before anything
         runs, or where the speech is longer than the model's limit."""
         speaker = self.llm_engine.frontend.speaker
         if speaker is None:
             raise RequestError("model: it does not speak", "model")
-        settings = SpeechSettings(voice=voice, speed=speed, seed=seed)
+        settings = SpeechSettings(voice=voice, speed=speed, seed=seed, temperature=temperature)
+        if max_frames is not None and not speaker.generates:
+            raise RequestError("max_frames: this model generates no frames; omit it", "max_frames")
         pieces = [speaker.prompts(text, settings) for text in ([texts] if isinstance(texts, str) else texts)]
         prompts = [piece for each in pieces for piece in each]
+        if speaker.generates:
+            prompts = self._generate_frames(speaker, prompts, settings, max_frames, use_tqdm)
         done = iter(self._run(self._prepare(prompts, [PoolingParams()] * len(prompts)), use_tqdm))
         made = []
         for each in pieces:
@@ -39,4 +46,20 @@ class SpeechMethods(Batches):
                     raise RequestError(output.error, "texts")
                 parts.append(speaker.samples(output.outputs.data))
             made.append(SpeechOutput(np.concatenate(parts), speaker.rate))
+        return made
+
+    def _generate_frames(
+        self, speaker: Speaker, prompts: list[dict[str, Any]], settings: SpeechSettings, most: int | None, use_tqdm: UseTqdm
+    ) -> list[dict[str, Any]]:
+        """Prompts of the codec, one for each of these."""
+        params = SamplingParams(max_tokens=most, detokenize=False, **speaker.sampling(settings))
+        made = []
+        for output in self._run(self._prepare(prompts, [params] * len(prompts)), use_tqdm):
+            choice = output.outputs[0]
+            if choice.finish_reason == "error":
+                raise RequestError(output.error or "the engine could not finish this request", "texts")
+            frames = speaker.frames(choice)
+            if not frames:
+                raise RequestError("texts: the model gave no speech for a sentence; try another seed", "texts")
+            made.append(speaker.decoding(frames))
         return made

@@ -14,6 +14,7 @@ import openai
 import pytest
 from test_serve_process import Process
 
+from thalweg import LLM
 from thalweg.server.audio import speech_formats
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
@@ -134,3 +135,35 @@ def test_a_format_without_its_library(monkeypatch):
     speech_formats.check_format("wav")
     with pytest.raises(Exception, match=r"response_format: mp3 requires the package av"):
         speech_formats.check_format("mp3")
+
+
+@pytest.fixture(scope="module")
+def generating(tmp_path_factory):
+    path = speak_zoo.make_csm(tmp_path_factory.mktemp("csm"), max_position_embeddings=600)
+    process = Process(str(path), "--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "m")
+    client = openai.OpenAI(base_url=process.url() + "/v1", api_key="none", max_retries=0, timeout=60)
+    yield path, client
+    process.end()
+
+
+@pytest.mark.slow
+def test_generated_frames(generating):
+    """Sampled: parts of a stream are those of the whole, and of Python's."""
+    path, client = generating
+    text = "one. " + "a b c d e f g h " * 40
+    said = {"model": "m", "voice": "3", "input": text, "extra_body": {"seed": 5, "temperature": 0.7}}
+    data = client.audio.speech.create(**said, response_format="wav").content
+    with client.audio.speech.with_streaming_response.create(**said, response_format="pcm") as answer:
+        assert b"".join(answer.iter_bytes()) == data[44:]
+    llm = LLM(str(path), device="cpu", dtype="float32", use_tqdm_on_load=False)
+    (want,) = llm.speak(text, voice="3", seed=5, temperature=0.7, use_tqdm=False)
+    got = samples_of(data[44:])
+    assert len(got) == len(want.samples)
+    assert np.abs(got - np.clip(want.samples, -1, 1)).max() < 2e-4
+    for change, words in (({"speed": 1.5}, "one speed"), ({"voice": "99"}, "voice")):
+        with pytest.raises(openai.BadRequestError, match=words):
+            client.audio.speech.create(**{**said, **change})
+    for route, body in (("completions", {"prompt": "a"}), ("embeddings", {"input": "a"})):
+        answer = httpx.post(f"{client.base_url}{route}", json={"model": "m", **body})
+        assert answer.status_code == 400
+        assert "/v1/audio/speech" in answer.text

@@ -103,7 +103,7 @@ def locate(args: EngineArgs) -> ResolvedModel:
 def load_frontend(located: ResolvedModel) -> Frontend:
     """Loads the tokenizer. CheckpointError or ConfigError, naming file or field."""
     args, path = located.given, located.path
-    tokenizer, taken = None, dict[str, Any]()
+    tokenizer, taken, speaker = None, dict[str, Any](), load_speaker(located.config, located.path)
     if not args.skip_tokenizer_init:
         where = path
         if args.tokenizer and Path(args.tokenizer).is_dir():  # may hold a tokenizer and nothing else
@@ -113,7 +113,8 @@ def load_frontend(located: ResolvedModel) -> Frontend:
                 args.tokenizer, revision=args.tokenizer_revision, download_dir=args.download_dir, token=args.hf_token
             )
         mode = "hf" if args.tokenizer_mode == "slow" else args.tokenizer_mode
-        rows = located.facts.vocab + located.facts.prompt_tokens
+        own = 0 if speaker is None else speaker.text_rows
+        rows = own or located.facts.vocab + located.facts.prompt_tokens
         tokenizer = load_tokenizer(where, mode, rows)
         check_vocab(tokenizer, rows)
         taken = load_processors(located.config, located.path)
@@ -129,7 +130,7 @@ def load_frontend(located: ResolvedModel) -> Frontend:
         eos_ids=hf.eos_ids(path, located.config, tokenizer, generation),
         default_sampling=_default_sampling(path, generation),
         media=_media(located, tokenizer, taken),
-        speaker=load_speaker(located.config, located.path),
+        speaker=speaker,
         marks=marks(args.reasoning_config, tokenizer),
         names=list(args.served_model_name or [args.model]),
     )

@@ -34,6 +34,7 @@ NO_SHARED_STORE = (
     "kv_transfer_params: needs an engine with a store that others share: --kv-transfer-config with disk or redis, and "
     "--kv-key-secret"
 )
+SPOKEN = "texts of this model are sent with speak()"
 
 
 class InputProcessor:
@@ -69,6 +70,7 @@ class InputProcessor:
         self._budget = config.scheduler.token_budget
         self._vocab, self._hidden = config.model.vocab, config.model.hidden
         self._prompt_ids, self._source_columns = config.model.prompt_ids, config.model.source_columns
+        self._speaks = config.model.speaks
         self._source_required = config.model.source_required
 
     def process(
@@ -100,6 +102,7 @@ class InputProcessor:
             self._source.check(params)
         else:
             prompt, mel = transcription.read(prompt, self._speech)
+        prompt, spoken = self._with_utterance(prompt, self._speaks)
         prompt, items = _with_media(prompt)
         text, ids, salt, embedded = self._encode_prompt(prompt, params)
         source_media = self._media_inputs(ids, items, params.n) if answer is not None else ()
@@ -110,6 +113,8 @@ class InputProcessor:
         if mel is not None and self._speech is not None:
             inputs = (transcription.make_input(mel, aligned), *inputs)
             shared = transcription.sampling(self._speech, ids, shared)
+        if spoken is not None:
+            inputs, shared = (spoken,), {**shared, "eos_ids": (self._vocab,)}
         shared = _end_with_inputs(shared, inputs, len(tokens))
         if self._source is not None:
             inputs, shared = (self._source.make_input(ids, source_media), *inputs), self._source.sampling(shared)
@@ -118,7 +123,7 @@ class InputProcessor:
         requests = []
         for i in range(params.n):
             mine = scores if i == 0 else -1  # the prompt is the same for every choice: score it once
-            skip = bool(params.skip_reading_prefix_cache) or mine >= 0 or aligned
+            skip = bool(params.skip_reading_prefix_cache) or mine >= 0 or aligned or spoken is not None
             sampling = TokenSampling(**shared, seed=choice_seed(seed, first_choice + i), prompt_logprobs=mine)
             request = EngineRequest(
                 handle=next(handles), tokens=tokens, prompt_len=len(tokens), sampling=sampling, inputs=inputs,
@@ -156,14 +161,15 @@ class InputProcessor:
         "token_type_ids" too, where the model has token types: they mark the two texts in one prompt."""
         if not isinstance(params, PoolingParams):
             raise RequestError(f"pooling_params must be a PoolingParams, not {type(params).__name__}", "pooling_params")
+        if self._speaks:
+            return self._process_codes(request_id, prompt, params, priority, next(handles))
         pooling = self.check_pools(params.task)
         shape = self.check_pooling(params)
         _check_priority(priority)
+        prompt, utterance = self._with_utterance(prompt, pooling.task == "speech")
         prompt, items = _with_media(prompt)
         fields = dict(prompt) if isinstance(prompt, Mapping) else {}
-        types, utterance = fields.pop("token_type_ids", None), fields.pop(UTTERANCE, None)
-        if (utterance is None) == (pooling.task == "speech"):
-            raise RequestError("prompt: texts of this model are sent with speak()", "prompt")
+        types = fields.pop("token_type_ids", None)
         text, ids, salt = self._prompts.encode(fields if isinstance(prompt, Mapping) else prompt)
         if pooling.fills and not items:
             ids = self._fill(ids)
@@ -182,6 +188,28 @@ class InputProcessor:
         )  # fmt: skip
         return PoolingSubmission(request_id, text, ids, params, shape, request)
 
+    def _process_codes(
+        self, request_id: str, prompt: Prompt, params: PoolingParams, priority: int, handle: int
+    ) -> PoolingSubmission:
+        """For the samples of codes."""
+        rest, codes = self._with_utterance(prompt, True)
+        assert codes is not None
+        text, ids, _ = self._prompts.encode(rest)
+        request = EngineRequest(
+            handle=handle, tokens=np.array(ids, np.int32), prompt_len=len(ids), priority=priority, pool=True, encode_only=True,
+            inputs=(codes,), sampling=TokenSampling(max_tokens=1), read_prefix_cache=False,
+        )  # fmt: skip
+        return PoolingSubmission(request_id, text, ids, params, PoolShape("none"), request)
+
+    @staticmethod
+    def _with_utterance(prompt: Any, speaks: bool) -> tuple[Any, Input | None]:
+        """A prompt, and its utterance. RequestError where the model speaks and there is none, and the other way round."""
+        found = prompt.get(UTTERANCE) if isinstance(prompt, Mapping) else None
+        if (found is None) == speaks:
+            why = SPOKEN if speaks else f"{UTTERANCE}: this model does not speak"
+            raise RequestError(f"prompt: {why}", "prompt")
+        return ({k: v for k, v in prompt.items() if k != UTTERANCE}, found) if found is not None else (prompt, None)
+
     def _fill(self, ids: list[int]) -> list[int]:
         """A text of this many tokens, filled up with the tokenizer's padding token."""
         if self._pad is None:
@@ -197,6 +225,8 @@ class InputProcessor:
 
     def check_pools(self, task: str | None = None) -> PoolingConfig:
         """RequestError where the model generates, or cannot do this task of a pooling model."""
+        if self._speaks:
+            raise RequestError(f"prompt: {SPOKEN}", "prompt")
         if self._pooling is None:
             raise RequestError(
                 "model: it generates text: use generate(), or for vectors start it with --runner pooling (runner='pooling')",

@@ -113,6 +113,8 @@ class OutputProcessor:
             if choice.wants_logprobs and logprobs is not None:
                 choice.log(*logprobs.of(i, 1 + choice.engine_request.sampling.logprobs), self._tokenizer)
             end = finished.get(handle)
+            if frame.frames is not None:
+                choice.frames.append(frame.frames[i])
             choice.push(token, end is not None and end.reason == "stop")
             touched[choice.request.id] = choice.request
             if choice.finish_reason is not None:  # a stop string
@@ -202,8 +204,8 @@ class _Choice:
     __slots__ = (
         "_after_min", "_aside", "_detokenizer", "_include", "_new_text", "_repeats", "_sent_tokens", "_stop_ids", "_stops",
         "_text", "_told_end",
-        "cumulative_logprob", "engine_request", "finish_reason", "handle", "index", "logprobs", "request", "stop_reason",
-        "tokens", "wants_logprobs",
+        "cumulative_logprob", "engine_request", "finish_reason", "frames", "handle", "index", "logprobs", "request",
+        "stop_reason", "tokens", "wants_logprobs",
     )  # fmt: skip
 
     def __init__(
@@ -224,6 +226,8 @@ class _Choice:
         self._repeats = p.repetition_detection
         self._stop_ids = frozenset(sampling.eos_ids) | frozenset(sampling.stop_ids)
         self.tokens: list[int] = []
+        self.frames: list[np.ndarray] = []
+        """Of each token, where tokens are frames."""
         self._text, self._new_text = "", list[str]()
         self.wants_logprobs = sampling.logprobs >= 0
         self.logprobs: list[PositionLogprobs] = []
@@ -287,7 +291,8 @@ class _Choice:
         if sampling.prompt_logprobs >= 0 and self.request.has_prompt_logprobs:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)
         tokens = np.concatenate([first.tokens[: first.prompt_len], np.array(self.tokens, np.int32)])
-        return msgspec.structs.replace(first, tokens=tokens, sampling=sampling)
+        frames = np.stack(self.frames) if self.frames else None
+        return msgspec.structs.replace(first, tokens=tokens, sampling=sampling, frames=frames)
 
     def has_news(self) -> bool:
         return self._sent_tokens < len(self.tokens) or (self.finish_reason is not None and not self._told_end)
@@ -315,6 +320,7 @@ class _Choice:
             logprobs,
             self.finish_reason,
             self.stop_reason,
+            frames=(self.frames[sent:] if delta else list(self.frames)) if self.frames else None,
         )
 
 

@@ -72,6 +72,8 @@ def merge_outputs(old: RequestOutput, new: RequestOutput) -> RequestOutput:
         ids = earlier.token_ids if isinstance(earlier.token_ids, list) else list(earlier.token_ids)
         ids.extend(c.token_ids)
         c.token_ids = ids
+        if earlier.frames is not None:
+            c.frames = [*earlier.frames, *(c.frames or ())]
         if earlier.logprobs is not None:
             earlier.logprobs.extend(c.logprobs or ())
             c.logprobs = earlier.logprobs

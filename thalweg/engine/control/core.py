@@ -177,6 +177,7 @@ class EngineCore:
                 r.read_prefix_cache and r.sampling.prompt_logprobs < 0, limit, now, np.array(r.tokens, np.int32),
                 r.streamed, r.inputs, find_stretches(r.inputs), find_limit(r.inputs), adapter=r.adapter,
                 hand_over=r.hand_over, least_cached=r.least_cached, retain=r.retain,
+                frames=[] if r.frames is None else list(r.frames),
             )  # fmt: skip
             request.gated = any(b.applies(request) and b.gates(request) for b in self._parts)
             self._requests[r.handle] = request
@@ -398,7 +399,7 @@ class EngineCore:
         else:
             out = Outputs(
                 news.handles, news.tokens, self._clock(), logprobs=news.logprobs, prompt_scores=news.prompt_scores,
-                pooled=news.pooled, each=news.each,
+                pooled=news.pooled, each=news.each, frames=news.frames,
             )  # fmt: skip
         if self._encoded.has_news:
             started, finished, vectors = self._encoded.take()

@@ -47,6 +47,8 @@ class StepOutput:
     prompt_scores: list[PromptScores] = field(default_factory=list)
     pooled: PooledVectors | None = None
     each: list[TokenVectors] = field(default_factory=list)
+    frames: np.ndarray | None = None
+    """As `Outputs.frames`."""
 
 
 class ResultReader:
@@ -88,8 +90,13 @@ class ResultReader:
         s.known[slots] = known
         if result.drafts is not None:
             self._receive(result, slots, np.arange(n) if rows is None else rows)
+        if result.frames is not None:
+            frames = np.array(np.asarray(result.frames)[:n] if rows is None else np.asarray(result.frames)[rows], np.int32)
+            for slot, frame in zip(slots.tolist(), frames, strict=True):
+                self._request(slot).frames.append(frame)
         self._ends(slots, tokens, known, ended)
         news = StepOutput(step.handles if rows is None else step.handles[rows], tokens.astype(np.int32), ended)
+        news.frames = None if result.frames is None else frames
         if step.wants_logprobs and result.logprobs is not None:
             news.logprobs = self._logprobs(result, slots, np.arange(n) if rows is None else rows)
         self._prompt_results(step, result, news)

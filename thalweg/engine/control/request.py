@@ -59,6 +59,8 @@ class Request:
     """Blocks it lacked room for when it last looked, per KV group."""
     held: str = ""
     """The reason for waiting when it was last passed over (`SequenceStarted.held`)."""
+    frames: list[np.ndarray] = field(default_factory=list)
+    """i32[books - 1] of each token after the prompt, of models whose tokens are frames."""
     chunks: int = 0
     rounds: bytearray = field(default_factory=bytearray)
     """As `SequenceFinished.rounds`."""
@@ -193,7 +195,7 @@ def refuse(request: EngineRequest, config: EngineConfig, bounds: list[tuple[int,
         return f"tokens: ids must be between 0 and {ids - 1}, the model's vocabulary"
     if sampling.max_tokens < 1:
         return f"max_tokens: must be at least 1, not {sampling.max_tokens}"
-    if request.pool != (model.pooling is not None):
+    if not request.encode_only and request.pool != (model.pooling is not None):
         return "the model gives vectors, not tokens" if model.pooling else "the model gives tokens, not vectors"
     if request.pool and tokens.size > model.max_len:
         return f"the text has {tokens.size} tokens, and the model's limit is {model.max_len}: shorten it"

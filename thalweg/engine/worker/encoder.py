@@ -11,10 +11,12 @@ import numpy as np
 from thalweg.engine.messages import Input
 from thalweg.hal.device import Background, Device, Executable, Pending
 from thalweg.hal.step import Params, StateBox, Step, StepBatch
+from thalweg.models.layers.depth import TextEmbedder
 from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.clip_encoder import ClipEncoder
 from thalweg.models.vision.sam import SamEncoder
 from thalweg.models.vision.tower import VisionEncoder
+from thalweg.models.voices.mimi import MimiNetwork
 from thalweg.models.voices.vits import VitsNetwork
 
 Compile = Callable[[Step, Params, StateBox], Executable]
@@ -26,7 +28,7 @@ TOGETHER = 1 << 14
 class EncoderNetwork:
     """An encoder of the model, and its executables. Kinds of media may share one."""
 
-    model: VisionEncoder | SamEncoder | AudioEncoder | ClipEncoder | VitsNetwork
+    model: VisionEncoder | SamEncoder | AudioEncoder | ClipEncoder | VitsNetwork | MimiNetwork | TextEmbedder
     params: Params
     state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
     carried: dict[str, Any] = field(default_factory=dict, init=False)

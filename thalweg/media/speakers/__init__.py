@@ -10,7 +10,10 @@ from thalweg.media.speakers.base import Speaker
 from thalweg.plugins import import_attribute
 
 _HERE = "thalweg.media.speakers."
-SPEAKERS: Mapping[str, str] = {"VitsModel": f"{_HERE}vits:VitsSpeaker"}
+SPEAKERS: Mapping[str, str] = {
+    "CsmForConditionalGeneration": f"{_HERE}csm:CsmSpeaker",
+    "VitsModel": f"{_HERE}vits:VitsSpeaker",
+}
 """Architecture -> a `Speaker`."""
 
 

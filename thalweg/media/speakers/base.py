@@ -17,9 +17,12 @@ from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
 from thalweg.hal.parts.utterance import Utterance
 from thalweg.hal.step import SamplingArrays, StepBatch
+from thalweg.outputs import CompletionOutput
 
 KIND = "utterance"
-"""`Input.kind` of utterances, and the key of one in a prompt."""
+"""`Input.kind` of utterances, and the key of an input in a prompt."""
+TEXT = "spoken_text"
+"""`Input.kind` of a text whose embeddings are a prompt."""
 PIECE = 400
 """Most characters of a text that are spoken together, where it can be split at a word."""
 SLOWEST, FASTEST = 0.25, 4.0
@@ -34,6 +37,8 @@ class SpeechSettings:
     """"": the speaker's first."""
     speed: float = 1.0
     seed: int = 0
+    temperature: float | None = None
+    """None: the model's default."""
 
 
 class Speaker(ABC):
@@ -44,6 +49,14 @@ class Speaker(ABC):
     voices: tuple[str, ...]
     most_units: ClassVar[int] = 4096
     """Units of the longest utterance."""
+    generates: ClassVar[bool] = False
+    """Do prompts generate frames of codes, of which `decoding` makes the utterance? Else a prompt is an utterance."""
+    tempered: ClassVar[bool] = False
+    """Does it sample with a temperature?"""
+    text_rows: int = 0
+    """Rows of the text's embeddings, if they are not the model's vocabulary."""
+    end: int = -1
+    """The token after the last frame, of models that generate."""
 
     @classmethod
     @abstractmethod
@@ -61,6 +74,29 @@ class Speaker(ABC):
             raise RequestError(f"voice: unknown {settings.voice!r:.80}; this model has {known}", "voice")
         if not SLOWEST <= settings.speed <= FASTEST:
             raise RequestError(f"speed: must be between {SLOWEST} and {FASTEST}, not {settings.speed!r:.40}", "speed")
+        if settings.temperature is not None and not self.tempered:
+            raise RequestError("temperature: this model does not sample tokens; omit it", "temperature")
+
+    def prompt(self, piece: str, units: list[int], settings: SpeechSettings, number: int) -> dict[str, Any]:
+        """The engine's prompt of a piece, number `number` of its text."""
+        return {
+            "prompt_token_ids": units,
+            "prompt": piece,
+            KIND: self.utterance(np.array(units, np.int32)[:, None], settings, number),
+        }
+
+    def sampling(self, settings: SpeechSettings) -> dict[str, Any]:
+        """Fields of SamplingParams, of models that generate."""
+        raise NotImplementedError
+
+    def frames(self, choice: CompletionOutput) -> list[np.ndarray]:
+        """i32[books] of each frame of an output, of models that generate."""
+        found = zip(choice.token_ids, choice.frames or (), strict=True)
+        return [np.array([token, *frame], np.int32) for token, frame in found if token != self.end]
+
+    def decoding(self, frames: Sequence[np.ndarray]) -> dict[str, Any]:
+        """The prompt whose result is the samples of these frames. At least one."""
+        return {"prompt_token_ids": [0], KIND: self.utterance(np.stack(frames), SpeechSettings())}
 
     def prompts(self, text: str, settings: SpeechSettings) -> list[dict[str, Any]]:
         """Prompts of the engine, one for each sentence or a few. RequestError: there is nothing to speak, or one is too long.
@@ -72,8 +108,7 @@ class Speaker(ABC):
             if len(units) > self.most_units:
                 raise RequestError(f"input: a sentence of {len(units)} units; at most {self.most_units}: split it", "input")
             if units:
-                item = self.utterance(np.array(units, np.int32)[:, None], settings, len(made))
-                made.append({"prompt_token_ids": units, "prompt": piece, KIND: item})
+                made.append(self.prompt(piece, units, settings, len(made)))
         if not made:
             raise RequestError("input: has no character that this model can speak", "input")
         return made
@@ -81,12 +116,17 @@ class Speaker(ABC):
     def utterance(self, units: np.ndarray, settings: SpeechSettings, number: int = 0) -> Input:
         """units i32[rows, books]. number: of the utterance in its text."""
         voice = self.voices.index(settings.voice) if settings.voice else 0
-        seed = np.array([settings.seed + number & (1 << 64) - 1], np.uint64).view(np.int32)[None]
-        data = (units, np.array([settings.speed], np.float32), np.array([voice], np.int32), seed)
+        data = self.arrays(units, settings.speed, voice, settings.seed + number)
         digest = hashlib.blake2b(KIND.encode(), digest_size=16)
         for each in data:
             digest.update(repr((each.shape, each.dtype.str)).encode() + each.tobytes())
         return Input(kind=KIND, digest=digest.digest(), positions=np.zeros(1, np.int32), data=data)
+
+    @staticmethod
+    def arrays(units: np.ndarray, speed: float = 1.0, voice: int = 0, seed: int = 0) -> tuple[np.ndarray, ...]:
+        """`Input.data`: the fields of `hal.parts.utterance`, in order."""
+        words = np.array([seed & (1 << 64) - 1], np.uint64).view(np.int32)[None]
+        return units, np.array([speed], np.float32), np.array([voice], np.int32), words
 
     def samples(self, rows: np.ndarray) -> np.ndarray:
         """f32[n] of an utterance's result f32[rows, hop]. RequestError: it is longer than the model's limit."""

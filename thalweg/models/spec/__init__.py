@@ -27,6 +27,7 @@ from thalweg.models.spec.davit import DaViTSpec, DaViTStage
 from thalweg.models.spec.deep_router import DeepRouter
 from thalweg.models.spec.delay import DelayMLP
 from thalweg.models.spec.delta import DeltaNet
+from thalweg.models.spec.depth import DepthSpec, TextTable
 from thalweg.models.spec.differential import DifferentialAttention
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
 from thalweg.models.spec.entrances import FrameConvolutions, FrameProjection, SampleConvolutions
@@ -45,6 +46,7 @@ from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
 from thalweg.models.spec.matrix_lstm import MatrixLSTM
 from thalweg.models.spec.memory import LowRankMLP, MemoryPart, MemoryStreams
+from thalweg.models.spec.mimi import MimiSpec
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.modality_moe import ModalityMoE
 from thalweg.models.spec.model import EmbedProjection, Layer, LearnedEmbedding, ModelSpec, Names
@@ -120,6 +122,7 @@ __all__ = [
     "DeltaMix",
     "DeltaNet",
     "DepthAttention",
+    "DepthSpec",
     "DifferentialAttention",
     "DisentangledAttention",
     "Distances",
@@ -159,6 +162,7 @@ __all__ = [
     "MatrixLSTM",
     "MemoryPart",
     "MemoryStreams",
+    "MimiSpec",
     "Mixer",
     "MoE",
     "ModalityMoE",
@@ -202,6 +206,7 @@ __all__ = [
     "SummaryAttention",
     "SwinSource",
     "TextEncoder",
+    "TextTable",
     "TileSource",
     "TranscriptHead",
     "TransducerHead",

@@ -14,11 +14,13 @@ from thalweg.models.spec.block_transcriber import BlockTranscriberSpec
 from thalweg.models.spec.causal_audio import CausalAudioSpec
 from thalweg.models.spec.conformer import ConformerSpec
 from thalweg.models.spec.conformer_transcriber import ConformerTranscriberSpec
+from thalweg.models.spec.depth import DepthSpec, TextTable
 from thalweg.models.spec.disentangled import Distances
 from thalweg.models.spec.fastconformer import FastConformerSpec
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
 from thalweg.models.spec.hyper import HyperConnection, HyperStreams
 from thalweg.models.spec.memory import MemoryPart, MemoryStreams
+from thalweg.models.spec.mimi import MimiSpec
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.patch_source import PatchSource
@@ -239,8 +241,12 @@ class ModelSpec:
     """The audio encoder. Its vectors replace placeholders of a prompt."""
     vision: VisionSpec | SamSpec | None = None
     """The vision encoder; None: the model is text-only."""
-    voice: VitsSpec | None = None
+    voice: VitsSpec | MimiSpec | None = None
     """The network that turns utterances into samples. None: the model does not speak."""
+    spoken_text: TextTable | None = None
+    """The embeddings of a prompt's text, where tokens are codes of speech."""
+    depth: DepthSpec | None = None
+    """The decoder of the codes of a frame after its first. None: a token is one code."""
     mtp: MTPSpec | None = None
     """A module of the checkpoint that drafts further tokens. Only the drafter `mtp` loads it."""
     span: tuple[int, int] | None = None
@@ -297,6 +303,9 @@ class ModelSpec:
                 made[key] = tower.weights(self.hidden)
         if self.voice is not None:
             made["voice"] = self.voice.weights()
+        for key, spoken in (("spoken_text", self.spoken_text), ("depth", self.depth)):
+            if spoken is not None:
+                made[key] = spoken.weights(self.root)
         missing = {*(() if self.embeds else ENTRY), *(() if self.finishes else TAIL)}
         return {key: part for key, part in made.items() if key not in missing}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.nn import functional
 
 from thalweg.hal.step import Array
@@ -31,3 +32,12 @@ def float32_specs(tree: Any) -> Any:
     if isinstance(tree, Weight):
         return ParamSpec(tree, "float32")
     return {key: float32_specs(part) for key, part in tree.items()}
+
+
+def rotate(x: Array, table: Array) -> Array:
+    """Rotary positions of x [..., T, size] by rows [T, size] of `cos_sin_table`: halves of each head turn together."""
+    half = x.shape[-1] // 2
+    cos, sin = table[:, :half], table[:, half:]
+    first, second = x[..., :half], x[..., half:]
+    turned: Array = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return turned

@@ -38,6 +38,8 @@ class SpeechRequest(RequestFields):
     stream_format: Literal["audio", "sse"] = "audio"
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
     """None: drawn."""
+    temperature: Number | None = None
+    """Of models that generate frames. None: the model's default."""
     user: Label | None = None
 
     @classmethod

@@ -148,6 +148,16 @@ class TurnReply:
         finally:
             await outputs.aclose()
 
+    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """(prompt index, output), counted, for an answer that is no text."""
+        outputs = self.serving.stream(self.job)
+        try:
+            async for i, output in outputs:
+                self._count(i, output)
+                yield i, output
+        finally:
+            await outputs.aclose()
+
     def _count(self, i: int, output: RequestOutput) -> None:
         choices = output.outputs
         self.made += len(choices[0].token_ids) if len(choices) == 1 else sum(len(c.token_ids) for c in choices)

@@ -51,6 +51,7 @@ def engine_config(
             hf_overrides=args.hf_overrides or {},
             pooling=_pooling(inputs.spec),
             speech=_speech(inputs),
+            speaks=inputs.spec.spoken_text is not None,
             transcribes=inputs.spec.listens and (inputs.spec.overlays_added or f.architecture in TRANSCRIBERS),
             source=_source(inputs),
             source_columns=0 if inputs.spec.tile_source is None else inputs.spec.tile_source.columns,

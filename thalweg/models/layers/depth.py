@@ -1,0 +1,143 @@
+"""The decoder of a frame's codes, within the step that samples its first one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional
+
+from thalweg.hal.ops.activation import activate
+from thalweg.hal.parts.utterance import Utterance
+from thalweg.hal.step import SCRATCH, Array, Params, State, Step, StepBatch, StepResult
+from thalweg.models import spec
+from thalweg.models.layers.rotary import cos_sin_table
+from thalweg.models.voices.convolutions import rotate
+from thalweg.models.weights import ParamSpec, Weight
+
+Parts = Mapping[Any, Any]
+CODES = "codes"
+"""Key of the state: i32[slots, tokens, books - 1], the codes after the first of each token that is a frame."""
+STRIDE = 0x9E3779B1
+"""Seeds of a frame's codes differ by multiples of it, so that their noise is independent."""
+
+
+class Chooser(Protocol):
+    """`Sampler.choose`."""
+
+    def __call__(self, logits: Array, batch: StepBatch, seed: Array, position: Array, /) -> Array: ...
+
+
+class DepthDecoder:
+    """Holds no tensors: parameters are passed."""
+
+    def __init__(self, s: spec.DepthSpec, weights: Parts, dtype: str) -> None:
+        self.spec = s
+        self.specs = _specs(weights, dtype)
+        self._rope = cos_sin_table(s.rope.parameters, s.head_dim, s.rope.trained, s.books)
+
+    def embed(self, p: Parts, codes: Array) -> Array:
+        """codes i32[T, books - 1] -> [T, outer], the sum of their embeddings."""
+        total: Array = functional.embedding(self._rows(codes), p["table"]).sum(1)
+        return total
+
+    def _rows(self, codes: Array) -> Array:
+        s = self.spec
+        return codes.clamp(0, s.codes - 1).long() + torch.arange(s.books - 1, device=codes.device) * s.codes
+
+    def __call__(self, p: Parts, x: Array, first: Array, embedded: Array, batch: StepBatch, choose: Chooser) -> Array:
+        """x [S, outer]: hidden states that the first codes were sampled from. first: i32[S]. embedded: [S, outer], of these.
+        Returns i32[S, books - 1]."""
+        s, size, table = self.spec, self.spec.head_dim, self._rope.to(x.device, x.dtype)
+        position = batch.context + batch.query
+        kept: list[tuple[Array, Array]] = []
+        y = torch.stack([x, embedded.to(x.dtype)], 1)
+        made: list[Array] = []
+        for book in range(1, s.books):
+            begin = 0 if book == 1 else book
+            y = functional.linear(y, p["enter"]["matrix"])
+            for i in range(s.layers):
+                y = self._layer(p["layers"][i], y, table[begin : begin + y.shape[1]], kept, i, size)
+            last = _root_norm(y[:, -1], p["norm"], s.eps)
+            logits = (last @ p["head"][book - 1]).float()
+            code = choose(logits, batch, batch.sampling.seed ^ _word(book * STRIDE), position)
+            made.append(code)
+            row = code.clamp(0, s.codes - 1).long() + (book - 1) * s.codes
+            y = functional.embedding(row, p["table"])[:, None]
+        return torch.stack(made, 1).to(torch.int32)
+
+    def _layer(self, p: Parts, x: Array, table: Array, kept: list[tuple[Array, Array]], i: int, size: int) -> Array:
+        """x [S, new, hidden]."""
+        s, (rows, new) = self.spec, x.shape[:2]
+        y = _root_norm(x, p["norm1"], s.eps)
+        q, k, v = (
+            functional.linear(y, p[c]["matrix"], p[c].get("bias")).view(rows, new, -1, size).transpose(1, 2) for c in "qkv"
+        )
+        q, k = rotate(q, table), rotate(k, table)
+        if i < len(kept):
+            k, v = torch.cat([kept[i][0], k], 2), torch.cat([kept[i][1], v], 2)
+            kept[i] = (k, v)
+        else:
+            kept.append((k, v))
+        k, v = (each.repeat_interleave(s.heads // s.kv_heads, 1) for each in (k, v))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=new > 1)
+        x = x + functional.linear(y.transpose(1, 2).reshape(rows, new, -1), p["out"]["matrix"], p["out"].get("bias"))
+        y = _root_norm(x, p["norm2"], s.eps)
+        gate, up = (functional.linear(y, p[c]["matrix"], p[c].get("bias")) for c in ("gate", "up"))
+        return x + functional.linear(activate(gate, s.act) * up, p["down"]["matrix"], p["down"].get("bias"))
+
+    def finish(
+        self, p: Parts, result: StepResult, state: State, x: Array, embedded: Array, batch: StepBatch, choose: Chooser
+    ) -> tuple[StepResult, Array]:
+        """The result with the codes of each frame, and the state's codes. embedded: of the result's tokens."""
+        s, first = self.spec, result.tokens[:, 0]
+        codes = self(p, x, first, embedded, batch, choose)
+        over = (first == s.end) & (codes[:, :-1] == s.end).all(1)
+        tokens = torch.where(over, s.codes, first).to(first.dtype)
+        slots = torch.where(batch.emit, batch.slots, SCRATCH).long()
+        held = state[CODES]
+        held[slots, (batch.context + batch.query).long()] = codes
+        return replace(result, tokens=tokens[:, None], frames=codes), held
+
+
+class TextEmbedder:
+    """The vectors of a prompt's text, as an encoder computes them."""
+
+    attention = None
+    depth = 1
+
+    def __init__(self, s: spec.TextTable, weights: Parts, dtype: str) -> None:
+        self.spec = s
+        self.specs = _specs(weights, dtype)
+
+    def part(self, first: int, last: int, carried: dict[str, Any]) -> Step:
+        """As of `VisionEncoder`."""
+
+        def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
+            said = batch.get(Utterance)
+            assert said is not None
+            zeros = torch.zeros_like(batch.slots)
+            vectors = functional.embedding(said.units[:, 0].long(), params["table"]).float()
+            return state, StepResult(zeros.unsqueeze(1), zeros, pooled=vectors)
+
+        return step
+
+
+def _word(value: int) -> int:
+    """The low 32 bits, as a signed number."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value
+
+
+def _root_norm(x: Array, weight: Array, eps: float) -> Array:
+    wide = x.float()
+    made: Array = weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return made
+
+
+def _specs(tree: Any, dtype: str) -> Any:
+    if isinstance(tree, Weight):
+        return ParamSpec(tree, dtype)
+    return {key: _specs(part, dtype) for key, part in tree.items()}
