@@ -52,6 +52,25 @@ def test_tokens_are_those_of_transformers(platform, tmp_path):
         llm.shutdown()
 
 
+@pytest.mark.nightly
+def test_drafts_have_audio_too(tmp_path):
+    """Verified drafts read the audio of their positions, and sampled choices differ by their seeds only."""
+    model = zoo.make_voxtral_realtime(tmp_path)
+    waves = [sound(seconds, seed) for seed, seconds in enumerate((4.1, 1.3, 3.9))]
+    want = [zoo.transcribe(model, wave, eos=False) for wave in waves]
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    llm = open_llm(tmp_path, speculative_config=drafts)
+    try:
+        outputs = llm.generate([make_prompt(w) for w in waves], GREEDY, use_tqdm=False)
+        assert [list(o.outputs[0].token_ids) for o in outputs] == want
+        assert llm.stats().accepted_tokens > 0
+        params = SamplingParams(temperature=1.0, n=3, seed=1, max_tokens=None, ignore_eos=True)
+        (several,) = llm.generate([make_prompt(waves[1])], params, use_tqdm=False)
+        assert {len(o.token_ids) for o in several.outputs} == {len(want[1])}
+    finally:
+        llm.shutdown()
+
+
 @pytest.mark.parametrize("samples", [1, 1279, 1280, 20_801])
 def test_spectra_and_prompts(samples, tmp_path):
     zoo.make_voxtral_realtime(tmp_path)
@@ -102,6 +121,10 @@ def test_what_is_refused(tmp_path):
     write_checkpoint(tmp_path, {"transcription_delay_ms": "x"})
     with pytest.raises(CheckpointError, match="transcription_delay_ms"):
         load_audio_processor(read_config(tmp_path), tmp_path)
+    write_checkpoint(tmp_path, {})
+    config = {**read_config(tmp_path), "language_model_only": True}
+    with pytest.raises(UnsupportedModelError, match="language-model-only"):
+        registry.family(config)(config)
     write_checkpoint(tmp_path, {}, audio_length_per_tok=4)
     config = read_config(tmp_path)
     with pytest.raises(CheckpointError, match="audio_length_per_tok"):

@@ -23,6 +23,8 @@ GROUP = 4
 
 def voxtral_realtime(config: Config) -> ModelSpec:
     around, text = outer_config(config), mistral.mistral(config)
+    if config.get("language_model_only"):
+        raise UnsupportedModelError("--language-model-only: this model reads audio with each token; start it without")
     delay = integer(around, "default_num_delay_tokens", low=0, high=1 << 10, default=DELAY)
     layers = tuple(_delay(layer, delay) for layer in text.layers)
     return replace(

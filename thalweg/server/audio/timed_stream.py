@@ -37,8 +37,7 @@ class StreamRecognizer(Recognizer):
         super().__init__(serving)
         model, media = serving.engine.config.model, serving.engine.media
         processor = media.processors.get(KIND) if media is not None else None
-        if not isinstance(processor, VoxtralRealtimeAudio):
-            raise ApiError("model: it is served without its audio encoder; restart it without --language-model-only", "model")
+        assert isinstance(processor, VoxtralRealtimeAudio), "such models have no other"
         self.media, self.processor = media, processor
         silence = processor.count(processor.frames(0))
         self.longest = min(int(processor.most * RATE), (model.max_len - silence) * processor.step)
