@@ -52,6 +52,21 @@ def test_tokens_are_those_of_transformers(platform, tmp_path):
         llm.shutdown()
 
 
+def test_clips_with_equal_beginnings_share_cached_blocks(tmp_path):
+    """Keys and values of a token depend on no later audio. Clips with other beginnings share the silence before them."""
+    model = zoo.make_voxtral_realtime(tmp_path)
+    wave = sound(4.1, 0)
+    begin, other = wave[: 3 * 16_000], np.concatenate((sound(0.1, 5), wave[1600:]))
+    llm = open_llm(tmp_path, block_size=8)
+    try:
+        for clip, cached in ((begin, 0), (wave, 32), (other, 24)):
+            (output,) = llm.generate([make_prompt(clip)], GREEDY, use_tqdm=False)
+            assert list(output.outputs[0].token_ids) == zoo.transcribe(model, clip, eos=False)
+            assert output.num_cached_tokens == cached
+    finally:
+        llm.shutdown()
+
+
 @pytest.mark.nightly
 def test_drafts_have_audio_too(tmp_path):
     """Verified drafts read the audio of their positions, and sampled choices differ by their seeds only."""

@@ -29,6 +29,9 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     positions: np.ndarray  # i32[N], ascending
     """Prompt positions of the placeholders, one for each vector. Empty: the source of cross attention, on which every token
     of the sequence depends."""
+    prefix_digests: tuple[bytes, ...] = ()
+    """For a causal encoder, a digest for each position: of what the vectors up to it depend on. It salts cached blocks that end
+    there, so that items with equal beginnings share them. (): every vector depends on the whole item."""
     data: tuple[np.ndarray, ...] = ()
     """Arrays for the encoder of its kind."""
     size: tuple[int, ...] = ()

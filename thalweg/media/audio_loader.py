@@ -21,6 +21,8 @@ class ProcessedAudio(msgspec.Struct, frozen=True):
     frames: int
     """Frames of the clip itself; the spectrum may be padded."""
     digest: bytes
+    prefix_digests: tuple[bytes, ...] = ()
+    """As `Input.prefix_digests`."""
 
 
 class AudioLoader:
@@ -47,4 +49,11 @@ class AudioLoader:
         if problem := self._processor.problem(samples.size):
             raise RequestError(f"{at}: {problem}", at)
         mel, frames = self._processor.mel(samples), self._processor.frames(samples.size)
-        return ProcessedAudio(mel, frames, self._digests.of_arrays(frames, mel))
+        return process_audio(self._processor, self._digests, mel, frames)
+
+
+def process_audio(processor: AudioProcessor, digests: Digests, mel: np.ndarray, frames: int) -> ProcessedAudio:
+    """mel: f32[bins, frames and padding] of `processor`. digests: of the reader."""
+    each = processor.prefix
+    prefixes = digests.of_prefixes([mel[:, at : at + each] for at in range(0, mel.shape[1], each)]) if each else ()
+    return ProcessedAudio(mel, frames, digests.of_arrays(frames, mel), prefixes)

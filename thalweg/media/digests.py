@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -33,3 +34,11 @@ class Digests:
             found.update(b"%d:" % memoryview(part).nbytes)
             found.update(part)
         return found.digest()
+
+    def of_prefixes(self, parts: Sequence[np.ndarray]) -> tuple[bytes, ...]:
+        """Digests of the first array, of the first two, and so on. All have one shape and type."""
+        found, out = hashlib.blake2b(b"".join(self._head), key=self._secret, digest_size=SIZE), []
+        for part in parts:
+            found.update(np.ascontiguousarray(part).data)
+            out.append(found.copy().digest())
+        return tuple(out)

@@ -96,6 +96,7 @@ class Request:
             else:
                 first, last = np.searchsorted(item.positions, (begin, end)).tolist()
             if first < last:
+                digest = item.prefix_digests[last - 1] if item.prefix_digests else digest
                 out += b"%d:%d:%b" % (first, len(digest), digest)
         # No caller's salt starts with this.
         return b"\0%d:%b%b" % (len(self.salt), self.salt, out) if out else self.salt

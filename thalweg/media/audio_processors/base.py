@@ -57,6 +57,8 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Ids before and after a clip's vectors."""
     apart: bool = False
     """Each chunk has a separate spectrum."""
+    prefix: int = 0
+    """Of a causal encoder: frames of a vector, which depends on no later ones. 0: it may depend on all."""
     cut: bool = False
     """A last part of less than HOP samples is left out. Else silence follows it."""
 

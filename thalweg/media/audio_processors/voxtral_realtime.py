@@ -109,7 +109,8 @@ def voxtral_realtime(config: Config, said: Config, path: Path) -> VoxtralRealtim
     return VoxtralRealtimeAudio(
         token=next(_find_pads(path, file), PAD_ID), bins=integer(heard, "num_mel_bins", high=1 << 12, default=128),
         hidden=integer(heard, "hidden_size", high=1 << 20, default=1280), chunk=chunk, halvings=1, group=chunk // 2,
-        most=LONGEST, least=0, ends="silence", first=integer(config, "bos_token_id", low=0, default=BOS), delay=delay,
+        most=LONGEST, least=0, ends="silence", prefix=chunk,
+        first=integer(config, "bos_token_id", low=0, default=BOS), delay=delay,
         before=integer(stream, "streaming_n_left_pad_tokens", low=0, high=1 << 10, default=BEFORE, where="tekken.json: audio"),
     )  # fmt: skip
 

@@ -42,8 +42,8 @@ class AudioReader(MediaReader):
     def make_inputs(self, value: ProcessedAudio, positions: np.ndarray) -> list[Input]:
         return [
             Input(
-                kind=self._kind, digest=value.digest, positions=positions, data=(value.mel,), size=(value.frames,),
-                uncut=self._uncut and not self.start,
+                kind=self._kind, digest=value.digest, positions=positions, prefix_digests=value.prefix_digests,
+                data=(value.mel,), size=(value.frames,), uncut=self._uncut and not self.start,
             )
         ]  # fmt: skip
 

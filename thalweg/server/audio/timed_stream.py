@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thalweg.engine.client.media import MEDIA
-from thalweg.media.audio_loader import ProcessedAudio
+from thalweg.media.audio_loader import process_audio
 from thalweg.media.audio_processors.voxtral_realtime import VoxtralRealtimeAudio
 from thalweg.media.audio_windows import windows
 from thalweg.media.digests import Digests
@@ -38,7 +38,7 @@ class StreamRecognizer(Recognizer):
         model, media = serving.engine.config.model, serving.engine.media
         processor = media.processors.get(KIND) if media is not None else None
         assert isinstance(processor, VoxtralRealtimeAudio), "such models have no other"
-        self.media, self.processor = media, processor
+        self.media, self.processor, self.digests = media, processor, Digests(KIND, processor)
         silence = processor.count(processor.frames(0))
         self.longest = min(int(processor.most * RATE), (model.max_len - silence) * processor.step)
         if self.longest < RATE:
@@ -66,7 +66,7 @@ class LiveWindow:
 
     def __init__(self, recognizer: StreamRecognizer) -> None:
         self._recognizer, self._processor = recognizer, recognizer.processor
-        self._digests = Digests(KIND, recognizer.processor)
+        self._digests = recognizer.digests
         self._sound = np.zeros(0, np.float32)
         self._ids = list(recognizer.processor.start)
         self._held: list[int] = []
@@ -101,7 +101,7 @@ class LiveWindow:
         mel = await asyncio.to_thread(read, self._sound)
         if self._processor.count(mel.shape[1]) <= len(self._ids):
             return None
-        value = ProcessedAudio(mel, mel.shape[1], self._digests.of_arrays(mel.shape[1], mel))
+        value = process_audio(self._processor, self._digests, mel, mel.shape[1])
         return {"prompt_token_ids": list(self._ids), MEDIA: [MediaItem(KIND, value)]}
 
     def is_first_text(self, text: str) -> bool:
