@@ -266,10 +266,14 @@ class TritonPagedAttention(AttentionBackend):
         rows = min(t.rows, scalar, CODED_ROWS if spec.kv_dtype in KV_DTYPES else t.rows)
         if not self.batch_invariant and t is self._tiles.attention.latent.decode:
             rows = min(rows, _pad(spec.heads, 16))
-        by_hand = spec.kv_dtype == "int8" or (spec.kv_dtype == "float8_e4m3fn" and not self._tiles.float8)
+        by_hand = spec.kv_dtype == "int8" or (spec.kv_dtype == "float8_e4m3fn" and not self._native(spec))
         most = t.keys // 2 if by_hand else t.keys
         keys = max(16, min(most, scalar, t.keys * 1152 // size))
         return _Fit(rows, keys, t.warps, t.stages, min(spec.heads, rows))
+
+    def _native(self, spec: AttnSpec) -> str:
+        """The 8-bit float whose codes in the cache the target converts itself, "" = none."""
+        return self._tiles.float8 if spec.kind != "latent" or self._tiles.attention.latent.native else ""
 
     def _spans(self, spec: AttnSpec, rows: int, keys: int) -> tuple[int, int]:
         """(keys of a span, spans) of a decode of this many tokens x heads, with tables of so many keys. See PARTS."""
@@ -323,7 +327,7 @@ class TritonPagedAttention(AttentionBackend):
             q.stride(0), q.stride(1), table.stride(0), spans, HEADS=spec.heads, KV_HEADS=spec.kv_heads, SHARE=fit.share,
             DIM=spec.head_dim, LATENT=spec.latent, SIZE=cache.size, WINDOW=spec.window, SOFTCAP=spec.softcap,
             TILED=tiles is not None, DECODE=decode, SPLIT=split, JOIN=exact, PARTS=parts, JOINED=joined, HELD=cache.held,
-            NATIVE=self._tiles.float8, SINKS=spec.sinks, PRECISION="ieee", M=fit.rows, KEYS=fit.keys, BLOCK=_pad(width, 16),
+            NATIVE=self._native(spec), SINKS=spec.sinks, PRECISION="ieee", M=fit.rows, KEYS=fit.keys, BLOCK=_pad(width, 16),
             REST=_pad(spec.head_dim - width, 16) if spec.head_dim > width else 0, num_warps=fit.warps,
             num_stages=fit.stages, enable_fp_fusion=not exact, **declare_dependence(self._tiles),
         )  # fmt: skip

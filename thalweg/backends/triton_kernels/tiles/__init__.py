@@ -43,12 +43,14 @@ class AttentionTile:
 @dataclass(frozen=True, slots=True)
 class LatentTiles:
     """Launches of latent attention. rows: query tokens x query heads. keys: those for 576 elements of two bytes.
-    float32: there are matrix instructions for it. Scalar ones would need more registers than there are."""
+    float32: there are matrix instructions for it. Scalar ones would need more registers than there are. native: cached
+    float8_e4m3fn is converted by the target's instructions. False where their compilation takes minutes."""
 
     decode: AttentionTile
     prefill: AttentionTile
     exact: AttentionTile
     float32: bool
+    native: bool = True
 
 
 @dataclass(frozen=True, slots=True)
