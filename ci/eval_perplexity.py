@@ -5,10 +5,11 @@ The files are dequantised to F16 first. "-spread" models have each weight of a l
 bits, at random, so that they are on no grid, as trained weights are. Rows with a capital are GGUF types made of the F16 file,
 Q4_K_M by llama.cpp's own quantiser. Their last column is llama.cpp's perplexity of the same file and tokens. It is empty
 without a wheel of llama.cpp. Text is the beginning of each of some files: two pages of the documentation, and modules of
-Python's library. Compare rows of one run: text differs between versions. MB are those of the packed matrices on `cpu`, with
-the output matrix.
+Python's library. "held out" is the same of other files, with which no format was selected. Compare rows of one run: text
+differs between versions. MB are those of the packed matrices on `cpu`, with the output matrix.
 
-    python ci/eval_perplexity.py FOLDER [--models gemma3 ...] [--only NAME ...] [--tokens 700] [--device cpu] [--json FILE]
+    python ci/eval_perplexity.py FOLDER [--models gemma3 ...] [--only NAME ...] [--tokens 700] [--seed 0] [--device cpu]
+        [--json FILE]
 
 FOLDER keeps the packages and the files made of them.
 """
@@ -49,6 +50,8 @@ FORMATS = ("float32", "bfloat16", "w8a16", "int8", "fp8", "fp8_per_block", "int4
 """Model dtypes, and names of `--quantization`."""
 TEXTS = ("docs/reliability.md", "docs/deployment.md", "textwrap", "json.decoder", "heapq", "difflib")
 """Pages of this repository, and modules of Python's library."""
+HELD_OUT = ("docs/adapters.md", "docs/distributed.md", "argparse", "calendar", "gettext", "zipfile")
+"""The same, with which no format was selected."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -79,19 +82,20 @@ def spread(values: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     return moved
 
 
-def open_model(name: str, folder: Path) -> Path:
-    """The GGUF file of one of MODELS."""
+def open_model(name: str, folder: Path, seed: int = 0) -> Path:
+    """The GGUF file of one of MODELS. seed: of the moves off the grid."""
     source = fetch_model(name.removesuffix(SPREAD), folder)
-    return convert(source, "F16", folder / f"{name}.gguf") if name.endswith(SPREAD) else source
+    made = folder / (f"{name}-{seed}.gguf" if seed else f"{name}.gguf")
+    return convert(source, "F16", made, seed) if name.endswith(SPREAD) else source
 
 
-def convert(source: Path, kind: str, moved: Path | None = None) -> Path:
+def convert(source: Path, kind: str, moved: Path | None = None, seed: int = 0) -> Path:
     """The same model with every matrix in this GGUF type, by way of F16. moved: the file to write, with weights of layers moved
-    off their grid."""
+    off their grid, by this seed."""
     file = moved or source.with_name(f"{source.stem}-{kind}.gguf")
     if file.exists():
         return file
-    reader, draw = gguf.GGUFReader(source), np.random.default_rng(0)
+    reader, draw = gguf.GGUFReader(source), np.random.default_rng(seed)
     partial = file.with_suffix(".partial")
     writer = gguf.GGUFWriter(partial, reader.get_field("general.architecture").contents())
     for key, field in reader.fields.items():
@@ -119,8 +123,8 @@ def convert(source: Path, kind: str, moved: Path | None = None) -> Path:
     return file
 
 
-def read_texts() -> Iterator[str]:
-    for name in TEXTS:
+def read_texts(names: Sequence[str]) -> Iterator[str]:
+    for name in names:
         if name.endswith(".md"):
             yield (ROOT / name).read_text()
         else:
@@ -128,13 +132,18 @@ def read_texts() -> Iterator[str]:
             yield Path(str(sys.modules[name].__file__)).read_text()
 
 
-def read_tokens(model: Path, tokens: int) -> list[list[int]]:
+def read_tokens(model: Path, tokens: int, texts: Sequence[str] = (*TEXTS, *HELD_OUT)) -> list[list[int]]:
     """The first tokens of each text."""
     llm = LLM(str(model), max_model_len=64, max_num_seqs=1, use_tqdm_on_load=False, load_format="dummy", device="cpu")
     encode = llm.get_tokenizer().encode
-    made = [list(encode(text))[:tokens] for text in read_texts()]
+    made = [list(encode(text))[:tokens] for text in read_texts(texts)]
     llm.shutdown()
     return made
+
+
+def perplexities(logprobs: Sequence[Sequence[float]]) -> list[float]:
+    """Those of TEXTS and of HELD_OUT, whose log-probabilities follow."""
+    return [perplexity(logprobs[: len(TEXTS)]), perplexity(logprobs[len(TEXTS) :])]
 
 
 def perplexity(logprobs: Sequence[Sequence[float]]) -> float:
@@ -148,17 +157,17 @@ def count_packed() -> int:
     return sum(o.bytes for o in gc.get_objects() if type(o) is PackedWeight)
 
 
-def measure(model: Path, prompts: Sequence[Sequence[int]], **args: Any) -> tuple[float, int]:
-    """The perplexity of every token but the first of each prompt, and the bytes of packed weights."""
+def measure(model: Path, prompts: Sequence[Sequence[int]], **args: Any) -> tuple[list[float], int]:
+    """`perplexities` of every token but the first of each prompt, and the bytes of packed weights."""
     before = count_packed()
     llm = LLM(str(model), max_model_len=max(map(len, prompts)) + 8, max_num_seqs=4, use_tqdm_on_load=False, **args)
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
     outs = llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
     pairs = [zip(p[1:], out.prompt_logprobs[1:], strict=True) for p, out in zip(prompts, outs, strict=True)]
-    value = perplexity([[at[token].logprob for token, at in of] for of in pairs])
+    values = perplexities([[at[token].logprob for token, at in of] for of in pairs])
     held = count_packed() - before
     llm.shutdown()
-    return value, held
+    return values, held
 
 
 def run_row(row: str, source: Path, prompts: Sequence[Sequence[int]], python: Path | None, device: str) -> dict[str, Any]:
@@ -171,11 +180,11 @@ def run_row(row: str, source: Path, prompts: Sequence[Sequence[int]], python: Pa
         file = convert(source, row if row in TYPES else "F16")
     dense = row if row in ("float32", "bfloat16") else "bfloat16"
     quantization = row if row in FORMATS and row != dense else None
-    value, weights = measure(file, prompts, device=device, dtype=dense, quantization=quantization)
+    values, weights = measure(file, prompts, device=device, dtype=dense, quantization=quantization)
     theirs = None
     if python is not None and row in (*TYPES, *MIXTURES):
-        theirs = perplexity(llamacpp.score(python, file, prompts))
-    return {"format": row, "perplexity": value, "bytes": weights, "llama.cpp": theirs}
+        theirs = perplexities(llamacpp.score(python, file, prompts))
+    return {"format": row, "perplexity": values, "bytes": weights, "llama.cpp": theirs}
 
 
 def find_llamacpp(folder: Path) -> Path | None:
@@ -193,25 +202,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--only", nargs="+", choices=every, default=every, help="rows")
     parser.add_argument("--tokens", type=int, default=700, help="of each text")
+    parser.add_argument("--seed", type=int, default=0, help="of models moved off their grid")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(argv)
     given.folder.mkdir(parents=True, exist_ok=True)
     python = find_llamacpp(given.folder)
     rows: list[dict[str, Any]] = []
-    print("| model | format | MB | perplexity | llama.cpp |\n|---|---|---:|---:|---:|")
+    print("| model | format | MB | perplexity | llama.cpp | held out | llama.cpp |\n|---|---|---:|---:|---:|---:|---:|")
     for name in given.models:
-        source = open_model(name, given.folder)
+        source = open_model(name, given.folder, given.seed)
         prompts = read_tokens(convert(source, "F16"), given.tokens)
         for row in given.only:
             if row in MIXTURES and python is None:
                 continue
             made = run_row(row, source, prompts, python, given.device)
             rows.append({"model": name, **made})
-            theirs = "" if made["llama.cpp"] is None else f"{made['llama.cpp']:.3f}"
-            print(f"| {name} | {row} | {made['bytes'] / 1e6:.0f} | {made['perplexity']:.3f} | {theirs} |", flush=True)
+            theirs = made["llama.cpp"] or (None, None)
+            cells = [x for pair in zip(made["perplexity"], theirs, strict=True) for x in pair]
+            columns = " | ".join("" if x is None else f"{x:.3f}" for x in cells)
+            print(f"| {name} | {row} | {made['bytes'] / 1e6:.0f} | {columns} |", flush=True)
             if given.json:
-                content = {"tokens": given.tokens, "device": given.device, "rows": rows}
+                content = {"tokens": given.tokens, "seed": given.seed, "device": given.device, "rows": rows}
                 given.json.write_text(json.dumps(content, indent=1) + "\n")
     return 0
 

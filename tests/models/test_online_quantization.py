@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,12 +88,12 @@ def test_a_rounded_model_answers_and_its_plan_says_how(method: str) -> None:
 
 def _forms(method: str, device: Device) -> Formats:
     """In what a model is held there, of as many inputs as thalweg-nano has."""
-    found = METHODS[method].for_model(256, ())
+    found = METHODS[method].narrow()
     return found.choose(lambda form: gains(Binder(device.kernels), "float32", 256, form))
 
 
 def test_no_choice_takes_more_bytes_than_the_first_so_that_memory_is_planned_without_a_device() -> None:
-    for forms in (each.for_model(width, ()) for each in METHODS.values() for width in (NARROW, NARROW - 1)):
+    for forms in (either for each in METHODS.values() for either in (each, each.narrow())):
         plain = forms.choose(lambda _: False)
         assert plain.layers.bytes(70, 200) <= forms.layers.bytes(70, 200)
         assert plain.head.bytes(70, 200) <= forms.head.bytes(70, 200) == forms.choose(lambda _: True).head.bytes(70, 200)
@@ -162,7 +163,8 @@ def test_rounding_inputs_too_adds_little_to_what_rounding_weights_does() -> None
 
 @pytest.mark.parametrize(("hidden", "layers"), [(256, {"int4-g32-zeros"}), (NARROW, {"int4-g64-zeros"})])
 def test_narrow_models_have_more_bits_in_int4(hidden: int, layers: set[str]) -> None:
-    """The projections of values, and those back from the MLP, are held like the output matrix. Experts are not."""
+    """The projections of values, and those back from the MLP, are held like the output matrix. Experts are not. Keys have
+    room too."""
     config = {
         "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": hidden, "intermediate_size": 512,
         "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": 300,
@@ -179,8 +181,37 @@ def test_narrow_models_have_more_bits_in_int4(hidden: int, layers: set[str]) -> 
                     held.setdefault(str(use.of(weight.role, source.name)), set()).add(source.name.split(".")[-2])
         wide = held.pop("int8-row")
         assert set(held) == layers
-        sensitive = {"v_proj"} | ({"down_proj"} if model_type == "llama" else set())
+        sensitive = {"v_proj", "k_proj"} | ({"down_proj"} if model_type == "llama" else set())
         assert wide == {"lm_head"} | (sensitive if hidden < NARROW else set())
+
+
+NARROW_LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 640, "intermediate_size": 2048,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "num_hidden_layers": 6, "vocab_size": 100000,
+    "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def _bits_of_tensors(config: dict[str, Any]) -> dict[str, int]:
+    spec = families.family(config)(config)
+    use = model_scheme(config, "int4", spec)
+    linear = [weight for _, weight in walk(spec.weights()) if weight.role == "linear"]
+    return {source.name: use.of("linear", source.name).bits for weight in linear for source in weight.sources}
+
+
+def test_bytes_of_a_large_output_matrix_go_to_the_layers() -> None:
+    """Q4_K_M has 8.5 bits there. Layers at both ends are the first of each kind, and kinds come in their order."""
+    bits = _bits_of_tensors(NARROW_LLAMA)
+    layers = {name: [n for n in range(6) if bits[f"model.layers.{n}.{name}.weight"] == 8] for name in (
+        "self_attn.v_proj", "mlp.down_proj", "self_attn.k_proj", "mlp.up_proj", "mlp.gate_proj", "self_attn.q_proj",
+        "self_attn.o_proj",
+    )}  # fmt: skip
+    whole = ("self_attn.v_proj", "mlp.down_proj", "self_attn.k_proj", "mlp.up_proj")
+    assert all(layers[name] == list(range(6)) for name in whole)
+    assert layers["mlp.gate_proj"] == [0, 1, 5]
+    assert not any(layers[name] for name in ("self_attn.q_proj", "self_attn.o_proj"))
+    with_less = _bits_of_tensors({**NARROW_LLAMA, "vocab_size": 300})
+    assert [n for n in range(6) if with_less[f"model.layers.{n}.mlp.up_proj.weight"] == 8] == [0, 1, 5]
 
 
 def test_less_memory_is_planned() -> None:

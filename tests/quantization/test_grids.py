@@ -14,9 +14,12 @@ from zoo import make_causal
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.weights import open_weights
 from thalweg.config import EngineArgs
+from thalweg.engine.planning.checkpoint_config import read
 from thalweg.engine.planning.memory import plan
 from thalweg.hal.ops.quantise import dequantise, quantise
 from thalweg.hal.weights import WeightFormat
+from thalweg.models import registry
+from thalweg.models.precision import model_scheme
 from thalweg.quantization import grids
 from thalweg.quantization.online import METHODS, formats
 
@@ -78,7 +81,7 @@ def test_methods_of_four_bit_integers_keep_the_grid_and_others_ignore_it() -> No
         else:
             assert kept == METHODS[method]
     kept = formats("int4", grids.GROUP)
-    assert kept.for_model(64, ["v"]) == kept
+    assert kept.narrow(["v"]) == kept
     assert kept.plain_layers == formats("w4a16", grids.GROUP).layers
 
 
@@ -97,6 +100,27 @@ def test_int4_changes_a_model_on_a_grid_less_than_an_ordinary_one(tmp_path: Path
         dense = log_probabilities(model, dtype="float32")
         moved[kind] = np.abs(log_probabilities(model, dtype="float32", quantization="w4a16") - dense).mean()
     assert moved["Q4_1"] < 0.2 * moved[""]
+
+
+def test_int4_keeps_the_matrices_on_a_grid_of_a_model_with_others(tmp_path: Path) -> None:
+    """Those of layer 0. They are held in 4 bits, with the values that the files have, and others get the freed bytes."""
+    model = make_checkpoint(tmp_path / "mixed", "Q4_1", (0,))
+    config = read(EngineArgs(model=str(model), quantization="int4"), model)
+    tensors = load_file(model / "model.safetensors")
+    names = sorted(n for n, values in tensors.items() if ".layers.0." in n and values.ndim == 2)
+    assert config[grids.NAMES] == names
+    assert grids.NAMES not in read(EngineArgs(model=str(model), quantization="w4a8"), model)
+    use = model_scheme(config, "int4", registry.family(config)(config))
+    for name in names:
+        form = use.of("linear", name)
+        values = tensors[name].float()
+        lost = (dequantise(quantise(values, form).data, form.group, torch.float32) - values).square().mean()
+        assert form.bits == 4
+        assert lost < 1e-4 * values.square().mean()
+    assert use.of("linear", names[0].replace(".0.", ".1.")) != use.of("linear", names[0])
+    moved = np.abs(log_probabilities(model, quantization="int4") - log_probabilities(model)).mean()
+    ordinary = make_checkpoint(tmp_path / "ordinary", "")
+    assert moved < np.abs(log_probabilities(ordinary, quantization="int4") - log_probabilities(ordinary)).mean()
 
 
 def test_the_plan_counts_the_smaller_groups(tmp_path: Path) -> None:

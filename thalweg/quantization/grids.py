@@ -15,6 +15,8 @@ METHODS = ("int4", "w4a16", "w4a8")
 """Names of `--quantization` that may keep such weights as they are."""
 KEY = "weight_grid"
 """Of a model's configuration here: the inputs that share a scale in its dense weights."""
+NAMES = "weights_on_grids"
+"""Likewise: names of the tensors that hold such weights, where not all do."""
 GROUP = 32
 """Inputs that share a scale in the formats of 4 bits with the smallest groups. Larger groups are multiples."""
 TENSORS, ROWS, GROUPS = 12, 8, 8
@@ -27,23 +29,30 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 def find_group(weights: Weights) -> int:
     """GROUP if the matrices inside layers hold 4-bit integers in groups of that many inputs, else 0."""
-    sample = _choose(weights)
+    names = _eligible(weights)
+    sample = names[:: max(1, -(-len(names) // TENSORS))]
     if not sample:
         return 0
     found = [_compare_errors(_read(weights, name)) for name in sample]
     return GROUP if sum(a for a, _ in found) < MARGIN * sum(b for _, b in found) else 0
 
 
-def _choose(weights: Weights) -> list[str]:
-    """Names of some matrices inside layers, which have numbers in their names, spread over the model."""
+def find_tensors(weights: Weights) -> list[str]:
+    """Names of the matrices inside layers that hold 4-bit integers in groups of GROUP inputs. Files dequantised from Q4_K_M
+    have some. Reads a sample of every matrix."""
+    errors = ((name, _compare_errors(_read(weights, name))) for name in _eligible(weights))
+    return [name for name, (mine, ordinary) in errors if mine < MARGIN * ordinary]
+
+
+def _eligible(weights: Weights) -> list[str]:
+    """Names of the matrices inside layers, which have numbers in their names, of whole groups."""
     names = []
     for name in weights.names:
         dtype, shape = weights.entry(name)
         wide = len(shape) == 2 and shape[1] % GROUP == 0 and min(shape) >= 2 * GROUP
         if wide and dtype in DTYPES and any(part.isdecimal() for part in name.split(".")):
             names.append(name)
-    names.sort()
-    return names[:: max(1, -(-len(names) // TENSORS))]
+    return sorted(names)
 
 
 def _read(weights: Weights, name: str) -> np.ndarray:

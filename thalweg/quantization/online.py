@@ -7,9 +7,11 @@ w4a16: layers hold 4-bit codes with a scale and a zero point per 64 inputs; inpu
 but each 64 inputs of a row are rounded to int8 by their largest, for integer matmuls. The error is small next to that of 4
 bits.
 int4: w4a8 where the device has a kernel that gains by it, else w4a16. Narrow models lose much more to 4 bits than wide ones.
-There groups have 32 inputs, with zero points in sixteenths for w4a8, and the projections of values and those back from the MLP
-hold int8 like the output matrix (`Formats.for_model`). GGUF's Q4_K_M gives 6 bits or more to half of the same matrices.
-In all three, weights that are 4-bit integers in groups of 32 already (`grids`) keep their groups, with a minimum each.
+There groups have 32 inputs, with zero points in sixteenths for w4a8, and the matrices that lose most hold int8 like the output
+matrix (`models.precision`, `Formats.narrow`). GGUF's Q4_K_M gives 6 bits or more to half of the projections of values and
+those back from the MLP.
+In all three, weights that are 4-bit integers in groups of 32 already (`grids`) keep their groups, with a minimum each. Where
+only some matrices of a narrow model are, int4 keeps those.
 
 fp8: 8-bit floats with a scale per output. Each row of the input is rounded to 8-bit floats too, where the device multiplies
 such floats. fp8_per_block: scales per 128 inputs, of weights and of rows of the input. w8a16: int8 with a scale per output.
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20
 """Weights rounded at once: their float32 copies stay in a cache."""
-NARROW, SMALL_GROUP = 2048, 32
+NARROW, SMALL_GROUP = 1024, 32
 """Models with hidden states of fewer values count as narrow. Inputs that share a scale there."""
 
 
@@ -51,27 +53,30 @@ class Formats:
     plain_layers: WeightFormat | None = None
     """The same for `layers`."""
     mixes: bool = False
-    """Narrow models have smaller groups, and some matrices in more bits (`for_model`)."""
+    """Narrow models have smaller groups, and some matrices in more bits (`narrow`)."""
     sensitive: frozenset[str] = frozenset()
     """Matrices inside layers in the format of the output matrix, by the names of their tensors."""
+    exact: frozenset[str] = frozenset()
+    """The same of matrices that are 4-bit integers already: their groups have a minimum each, which loses nothing."""
 
-    def for_model(self, width: int, sensitive: Iterable[str]) -> Formats:
-        """The formats for one model. width: of its hidden states. sensitive: tensors of the matrices that lose most
-        by rounding, for their size."""
-        if not self.mixes or width >= NARROW:
+    def narrow(self, exact: Iterable[str] = ()) -> Formats:
+        """The formats for a narrow model, where they differ. exact: as in the field."""
+        if not self.mixes:
             return self
         plain = self.plain_layers and replace(self.plain_layers, group=SMALL_GROUP)
         layers = replace(self.layers, group=SMALL_GROUP, mins=True, sixteenths=True)
-        return replace(self, layers=layers, plain_layers=plain, sensitive=frozenset(sensitive))
+        return replace(self, layers=layers, plain_layers=plain, exact=frozenset(exact))
 
     def choose(self, gains: Callable[[WeightFormat], bool]) -> Formats:
         """The best of these formats for a device, as `Scheme.choose` has it."""
         layers = self.layers if self.plain_layers is None or gains(self.layers) else self.plain_layers
         head = self.head if self.plain_head is None or gains(self.head) else self.plain_head
-        return Formats(layers, head, sensitive=self.sensitive)
+        return Formats(layers, head, sensitive=self.sensitive, exact=self.exact)
 
     def of(self, role: str, name: str) -> WeightFormat:
         """The format of a parameter. role: its use ("linear", "experts", "head", ...); name: its first tensor."""
+        if role == "linear" and name in self.exact:
+            return replace(self.layers, mins=True, sixteenths=False)
         if role == "linear":
             return self.head if name in self.sensitive else self.layers
         if role == "experts":  # their op rounds no inputs

@@ -17,6 +17,7 @@ from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.quantization import grids
 from thalweg.quantization import registry as formats
+from thalweg.quantization.online import METHODS, NARROW
 
 if TYPE_CHECKING:
     from thalweg.models.spec import ModelSpec
@@ -42,8 +43,8 @@ def find(args: EngineArgs) -> Path:
 
 
 def read(args: EngineArgs, path: Path) -> dict[str, Any]:
-    """`read_config` of a local model, with `model_impl` added, and `grids.KEY` if 4-bit weights keep their groups.
-    CheckpointError or UnsupportedModelError, naming the key. ConfigError where its files are not of the format that
+    """`read_config` of a local model, with `model_impl` added, and `grids.KEY` or `grids.NAMES` if 4-bit weights keep their
+    groups. CheckpointError or UnsupportedModelError, naming the key. ConfigError where its files are not of the format that
     `load_format` names."""
     found = "gguf" if gguf.is_gguf(path) else "mistral" if is_native(path) else "safetensors"
     if native(args) and found != "mistral":
@@ -65,8 +66,16 @@ def read(args: EngineArgs, path: Path) -> dict[str, Any]:
     blind = {"language_model_only": True} if args.language_model_only else {}
     images = {"mm_processor_kwargs": args.mm_processor_kwargs} if args.mm_processor_kwargs else {}
     dense = args.load_format != "dummy" and "quantization_config" not in config
-    grid = grids.find_group(open_weights(path)) if dense and args.quantization in grids.METHODS else 0
-    return {**config, "model_impl": args.model_impl, **blind, **images, **({grids.KEY: grid} if grid else {})}
+    kept = _find_grids(path, config, args.quantization) if dense and args.quantization in grids.METHODS else {}
+    return {**config, "model_impl": args.model_impl, **blind, **images, **kept}
+
+
+def _find_grids(path: Path, config: Mapping[str, Any], method: str | None) -> dict[str, Any]:
+    weights = open_weights(path)
+    if grid := grids.find_group(weights):
+        return {grids.KEY: grid}
+    mixes = method is not None and METHODS[method].mixes and int(config.get("hidden_size") or NARROW) < NARROW
+    return {grids.NAMES: names} if mixes and (names := grids.find_tensors(weights)) else {}
 
 
 def resolve_kv_cache_dtype(args: EngineArgs, config: Mapping[str, Any], spec: ModelSpec) -> EngineArgs:
