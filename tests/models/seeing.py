@@ -15,6 +15,7 @@ import pillow_processors
 import torch
 import transformers
 import transformers.models.got_ocr2.image_processing_pil_got_ocr2 as got
+from deepseek_vl2 import FittedTiles
 from safetensors.torch import load_file, save_file
 from seeing_latest import LATEST
 from seeing_more import MORE
@@ -312,6 +313,8 @@ def processor(name: str) -> Any:
     family = FAMILIES[name]
     if family.processor == "Cohere2VisionImageProcessor":
         return CohereTiles(**family.settings)
+    if family.processor == "FittedTiles":
+        return FittedTiles(**family.settings)
     if family.processor in ("RadioTiles", "RoundedTiles"):
         return globals()[family.processor](**family.settings)
     if family.processor in ON_PILLOW:
@@ -482,6 +485,8 @@ def same_pixels(name: str, prepared: PatchInputs, theirs: Any) -> tuple[np.ndarr
         return ours, 2 * (pixels[0, : len(ours)] - 0.5)
     if family.processor in ("Kimi_K25ImageProcessor", "HYV4VLImageProcessorPil"):  # patches already, in our order
         return ours, pixels.reshape(len(ours), -1)
+    if "tilings" in theirs:
+        return ours, cut_patches(pixels, 4)
     if "image_grid_hw" in theirs:  # patches, row by row, and learned vectors before those of each view
         views = np.split(ours, len(theirs["image_grid_hw"]))
         return np.concatenate([view[-(len(pixels) // len(views)) :] for view in views]), pixels

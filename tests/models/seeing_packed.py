@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from deepseek_vl2 import RECTANGLES, DeepseekVL2, Vl2Config
+from deepseek_vl2 import published as published_vl2
 from keye import Keye, Keye15, published
-from seeing_parts import HALVES, IDS, MROPE, QWEN, SIGLIP, Seeing, config
+from seeing_parts import HALVES, IDS, MROPE, QWEN, SIGLIP, TEXT, Seeing, config
 
 SHOWN = ("<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>")
 PIXELS = {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}
@@ -138,5 +140,17 @@ PACKED: dict[str, Seeing] = {
             video_start_token_id=IDS["[IMG]"], video_end_token_id=IDS["[IMG_END]"],
         ),
         *SHOWN, "Ernie4_5_VLMoeImageProcessorPil", PIXELS, ("image_grid_thw",), writer="Ernie4_5_VLMoeProcessor",
+    ),
+    "deepseek-vl2": Seeing(
+        lambda: Vl2Config(
+            **{key: value for key, value in TEXT.items() if key != "head_dim"}
+            | {"max_position_embeddings": 1024, "num_key_value_heads": 4}, q_lora_rank=None, kv_lora_rank=32,
+            qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, first_k_dense_replace=1, n_routed_experts=6,
+            num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=1, image_token_id=IDS["<image>"],
+            tie_word_embeddings=False, vision_config={"patch_size": 4},
+        ),
+        "<image>", "<image>", "FittedTiles",
+        {"candidate_resolutions": RECTANGLES, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 4},
+        ("tilings",), published=published_vl2, build=DeepseekVL2, engine={"max_model_len": 640, "num_gpu_blocks_override": 160},
     ),
 }  # fmt: skip

@@ -267,6 +267,8 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     for other in VISION:
         if isinstance(config.get(other), dict) and config.get("vision_config") is None:
             config = {"vision_config": config[other], **{k: v for k, v in config.items() if k not in (other, "vision_config")}}
+    if config.get("model_type") == "deepseek_vl_v2" and isinstance(inner := config.get("language_config"), dict):
+        config = {"text_config": inner, **{k: v for k, v in config.items() if k != "language_config"}}
     if config.get("model_type") == "canary" and isinstance(config.get("decoder_config"), dict):
         config = {"text_config": config["decoder_config"], **{k: v for k, v in config.items() if k != "decoder_config"}}
     if config.get("model_type") == "t5gemma" and isinstance(config.get("decoder"), dict):

@@ -15,6 +15,7 @@ from thalweg.hal.step import SamplingArrays, StepBatch
 if TYPE_CHECKING:
     from thalweg.media.processors.aria import Aria
     from thalweg.media.processors.base import ImageProcessor
+    from thalweg.media.processors.deepseek_vl2 import DeepseekVl2
     from thalweg.media.processors.gemma4 import Gemma4
     from thalweg.media.processors.hunyuan import Hy4
     from thalweg.media.processors.idefics2 import Idefics2
@@ -244,6 +245,16 @@ def neighbouring_blocks(p: Lfm3, views: Sequence[np.ndarray]) -> PatchInputs:
     found = np.lib.stride_tricks.sliding_window_view(wide, (p.kernel, p.kernel)).reshape(order.size, -1)[order]
     made.share = (found >= 0).astype(F32)
     made.place = np.where(found >= 0, found - np.arange(order.size, dtype=I32)[:, None], 0).astype(I32)
+    return made
+
+
+def padded_squares(p: DeepseekVl2, views: Sequence[np.ndarray]) -> PatchInputs:
+    """Squares, whose patches are filled up with zeros to a multiple of those that become one vector."""
+    made = square(p, views, False, False)
+    edge = p.side // p.patch
+    grid = np.pad(np.arange(edge**2, dtype=I32).reshape(edge, edge), ((0, -edge % p.merge),) * 2, constant_values=-1)
+    each = grid.reshape(-1)[merge_order(len(grid), len(grid), p.merge)]
+    made.keep = np.concatenate([np.where(each < 0, each, each + I32(i * edge**2)) for i in range(len(views))])
     return made
 
 

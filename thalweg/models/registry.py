@@ -117,6 +117,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "DeepseekV3ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
     "DeepseekV4ForCausalLM": f"{_FAMILIES}.deepseek_v4:deepseek_v4",
     "DeepseekV4ForConditionalGeneration": f"{_FAMILIES}.deepseek_v4:deepseek_v4_text",
+    "DeepseekVL2ForCausalLM": f"{_FAMILIES}.deepseek_vl2:deepseek_vl2",
+    "DeepseekVLV2ForCausalLM": f"{_FAMILIES}.deepseek_vl2:deepseek_vl2",
     "DeepseekVLForConditionalGeneration": f"{_FAMILIES}.deepseek_vl:deepseek_vl",
     "DiffLlamaForCausalLM": f"{_FAMILIES}.diffllama:diffllama",
     "DistilBertForMaskedLM": f"{_FAMILIES}.distilbert:distilbert",

@@ -16,6 +16,7 @@ from thalweg.media.processors.blip_2 import Blip2, Blip2Source, blip_2
 from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
 from thalweg.media.processors.cosmos3 import Cosmos3Edge, cosmos3_edge
 from thalweg.media.processors.deepseek_vl import DeepseekVL, Janus, deepseek_vl, janus
+from thalweg.media.processors.deepseek_vl2 import DeepseekVl2, deepseek_vl2
 from thalweg.media.processors.donut import Donut, donut
 from thalweg.media.processors.dots_ocr import dots_ocr
 from thalweg.media.processors.florence2 import Florence2, florence2
@@ -96,6 +97,7 @@ Processor = (
     | DeepseekOcr
     | DeepseekOcr1
     | DeepseekVL
+    | DeepseekVl2
     | Florence2
     | Gemma3
     | Gemma4
@@ -165,7 +167,9 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "DeepseekOCR2ForCausalLM": deepseek_ocr2_chat,
     "DeepseekOCRForCausalLM": deepseek_ocr,
     "DeepseekOcr2ForConditionalGeneration": deepseek_ocr2,
+    "DeepseekVL2ForCausalLM": deepseek_vl2,
     "DeepseekVLForConditionalGeneration": deepseek_vl,
+    "DeepseekVLV2ForCausalLM": deepseek_vl2,
     "DotsOCRForCausalLM": dots_ocr,
     "Ernie4_5_VLMoeForConditionalGeneration": ernie4_5_vl,
     "Exaone4_5_ForConditionalGeneration": exaone4_5,
@@ -258,6 +262,8 @@ WRITTEN: Mapping[str, str] = {
     **dict.fromkeys(("MiniCPMO", "MiniCPMV"), "<unk>"),
     "DeepseekOCR2ForCausalLM": "<image>",
     "DeepseekOCRForCausalLM": "<image>",
+    "DeepseekVL2ForCausalLM": "<image>",
+    "DeepseekVLV2ForCausalLM": "<image>",
     **dict.fromkeys(NEMOTRON, "<image>"),
     **dict.fromkeys(OVIS, MARKS["image_token_id"]),
     "Molmo2ForConditionalGeneration": MOLMO_KEYS["image_token_id"],

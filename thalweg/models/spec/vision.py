@@ -196,6 +196,8 @@ class VisionSpec:
     """In place of the projector. Rows and columns of patches are in the batch. None: there is a projector."""
     newline: str = ""
     """A learned vector, of the language model's size, that stands behind those of the projector; "" = none."""
+    separator: str = ""
+    """A second learned vector behind it; "" = none."""
     newlines: TrailingRows | None = None
     """`newline` is a table, and several of its rows stand there. None: it is one vector."""
     scale: float = 1.0
@@ -270,6 +272,8 @@ class VisionSpec:
         if self.newline:
             several = self.newlines
             made["newline"] = vector(self.newline, hidden) if several is None else several.weight(self.newline, hidden)
+            if self.separator:
+                made["newline"] = Weight(tuple(Source(name, (hidden,)) for name in (self.newline, self.separator)))
         if self.clipped:
             made["layers"] = {i: self._add_clips(each) for i, each in made["layers"].items()}
         if self.halves:
