@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rig import Rig
 from safetensors.numpy import save_file
 from zoo import make_tokenizer
@@ -15,7 +16,14 @@ from zoo import make_tokenizer
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.errors import UnsupportedModelError
-from thalweg.models import registry
+from thalweg.hal.comm import Mesh
+from thalweg.hal.discovery import load as load_platform
+from thalweg.hal.op import Binder
+from thalweg.hal.platform import Place
+from thalweg.models import registry, sizes
+from thalweg.models.build import build
+from thalweg.models.load import load_params
+from thalweg.models.weights import walk
 
 HIDDEN, LAYERS, VOCAB, INNER = 128, 3, 288, 96
 RANKS = {"w": 8, "a": 12, "g": 16, "v": 20}
@@ -147,3 +155,12 @@ def test_ranks_that_a_file_omits(path):
         config = {k: v for k, v in read_config(path).items() if not k.endswith("_low_rank_dim") and k != "value_dim"}
         config["hidden_size"] = hidden
         assert registry.family(config)(config).layers[0].mixer.ranks == ranks
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bytes_counted_are_the_bytes_held(dtype, path):
+    config, device = read_config(path), load_platform("reference").open(Place())
+    built = build(config, binder=Binder(()), attention=device.attention, mesh=Mesh(), dtype=dtype, max_len=24, block_tokens=4)
+    params = load_params(built, path, device, load_format="dummy", progress=False)
+    held = {t.data_ptr(): t.nbytes for _, t in walk(params) if isinstance(t, torch.Tensor)}
+    assert sizes.weight_bytes(registry.family(config)(config), dtype, 24) == sum(held.values())

@@ -18,8 +18,15 @@ from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.errors import RequestError, UnsupportedModelError
+from thalweg.hal.comm import Mesh
+from thalweg.hal.discovery import load as load_platform
+from thalweg.hal.op import Binder
+from thalweg.hal.platform import Place
 from thalweg.models import registry, sizes
+from thalweg.models.build import build
+from thalweg.models.load import load_params
 from thalweg.models.spec import ModelSpec
+from thalweg.models.weights import walk
 from thalweg.params import BeamSearchParams
 
 VOCAB, NEW = 288, 12
@@ -271,3 +278,16 @@ def test_the_longest_source_is_a_setting(name, tmp_path):
     assert spec.text.sources == 24
     assert {mixer.sources for _, mixer in spec.mixers if hasattr(mixer, "sources")} == {24}
     assert sizes.stored_values(spec) == count_values(path, spec)
+
+
+@pytest.mark.parametrize("name", ["t5gemma", "longt5", "pegasus-x", "led", "switch"])
+@pytest.mark.sampled(2)
+def test_the_bytes_counted_are_the_bytes_held(name, tmp_path):
+    """With the tables and the vectors of the encoder."""
+    config, device = read_config(make_model(name, tmp_path)), load_platform("reference").open(Place())
+    built = build(
+        config, binder=Binder(()), attention=device.attention, mesh=Mesh(), dtype="bfloat16", max_len=24, block_tokens=4
+    )
+    params = load_params(built, Path("nowhere"), device, load_format="dummy", progress=False)
+    held = {t.data_ptr(): t.nbytes for _, t in walk(params) if isinstance(t, torch.Tensor)}
+    assert sizes.weight_bytes(registry.family(config)(config), "bfloat16", 24) == sum(held.values())

@@ -57,9 +57,10 @@ def table_bytes(spec: ModelSpec, max_len: int) -> int:
     """Of computed tables, which every rank has whole."""
     slopes = sum(getattr(mixer, "slope_values", 0) for _, mixer in spec.mixers)
     around = sum(getattr(layer.around, "table_bytes", 0) for layer in spec.layers)
-    return (sum(rope.dim // 2 if rope.scaled else max_len * rope.dim for rope in spec.ropes) + slopes) * BYTES[
-        "float32"
-    ] + around
+    turned = sum(rope.dim // 2 if rope.scaled else max_len * rope.dim for rope in spec.ropes)
+    if spec.text is not None:
+        turned += sum(spec.text.sources * rope.dim for rope in spec.text.ropes)
+    return (turned + slopes) * BYTES["float32"] + around
 
 
 def held_bytes(

@@ -30,10 +30,10 @@ TINY = 1e-12
 class TokenShift:
     """x [T, width] -> the inputs of the tokens before, zeros before the first: a convolution that reads only those."""
 
-    def __init__(self, ctx: Context, width: int, place: MixerRef) -> None:
-        self._place = place
+    def __init__(self, ctx: Context, weight: Weight, place: MixerRef) -> None:
+        width, self._place = weight.sources[0].shape[0], place
         self._conv = ctx.bind(ops.causal_conv, act=NONE, channels=width, taps=2)
-        self.spec = ParamSpec(Weight(()), ctx.dtype, make=partial(_last_tap, width, getattr(torch, ctx.dtype)))
+        self.spec = ParamSpec(weight, ctx.dtype, make=partial(_last_tap, width, getattr(torch, ctx.dtype)))
 
     def __call__(self, taps: Array, x: Array, flow: Flow) -> Array:
         return advance(flow, self._place, 0, lambda held, *rows: self._conv(x, taps, held, *rows))
@@ -45,11 +45,11 @@ class _Shifted:
     backend = None
     """It attends to nothing, so no attention backend plans for it."""
 
-    def __init__(self, ctx: Context, spec: Any, width: int, weights: Mapping[str, Any], place: MixerRef) -> None:
+    def __init__(self, ctx: Context, spec: Any, weights: Mapping[str, Any], place: MixerRef) -> None:
         self._place = place
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size)
         self.layout = self.spec.parts
-        self._shift = TokenShift(ctx, width, place)
+        self._shift = TokenShift(ctx, weights["shift"], place)
         self._linear = {key: Linear(ctx, w) for key, w in weights.items() if isinstance(w, Mapping) and "weight" in w}
         self.specs: dict[str, Any] = {
             "shift": self._shift.spec, "mix": ParamSpec(weights["mix"], ctx.dtype),
@@ -70,7 +70,7 @@ class ChannelMix(_Shifted):
     """x [T, hidden] -> [T, hidden]. Not divided among ranks."""
 
     def __init__(self, ctx: Context, spec: declared.ChannelMix, weights: Mapping[str, Any], place: MixerRef) -> None:
-        super().__init__(ctx, spec, spec.width, weights, place)
+        super().__init__(ctx, spec, weights, place)
         self._act = ctx.bind(ops.activation, act="relu2", size=spec.inner)
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
@@ -84,7 +84,7 @@ class AverageMix(_Shifted):
     """x [T, hidden] -> [T, hidden]. Not divided among ranks."""
 
     def __init__(self, ctx: Context, spec: declared.AverageMix, weights: Mapping[str, Any], place: MixerRef) -> None:
-        super().__init__(ctx, spec, spec.width, weights, place)
+        super().__init__(ctx, spec, weights, place)
         self._average = ctx.bind(ops.decaying_average, channels=spec.inner)
         self.specs |= {key: ParamSpec(weights[key], "float32") for key in ("decay", "bonus")}
 
@@ -101,7 +101,7 @@ class DeltaMix(_Shifted):
 
     def __init__(self, ctx: Context, spec: declared.DeltaMix, weights: Mapping[str, Any], place: MixerRef) -> None:
         named = {key: w for key, w in weights.items() if key != "norm"}
-        super().__init__(ctx, spec, spec.inner, named, place)
+        super().__init__(ctx, spec, named, place)
         self._heads, self._eps, self._first = (spec.heads, spec.head_dim), spec.eps, spec.first
         self._rule = ctx.bind(ops.general_delta_rule, heads=spec.heads, head_dim=spec.head_dim)
         self._low = {part: {k: Linear(ctx, w) for k, w in two.items()} for part, two in weights["low"].items()}

@@ -43,6 +43,6 @@ class MatrixLSTM:
         return {
             "in": linear(parts, hidden, shard=None, fused=f"{at}qkv_opreact" if self.fused else ""),
             "gates": linear(gates, hidden, shard=None, bias=True, fused=f"{at}ifgate_preact" if self.fused else ""),
-            "norm": vector(f"{at}multihead_norm.weight", v, fill="ones"),
+            "norm": vector(f"{at}multihead_norm.weight", v, fill="ones", dtype="float32"),
             "out": linear({f"{at}out_proj": hidden}, v, shard=None),
         }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from thalweg.hal.kv import KVLayout, StateSpec, state_part
-from thalweg.models.weights import Source, Weight, Weights, linear, vector
+from thalweg.models.weights import Source, Weight, Weights, linear, table_source, vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class ChannelMix:
         at = f"{at}{self.name}."
         made: dict[str, Any] = {
             "mix": _mixtures(at, self.mixes, hidden, self.mix_dims),
+            "shift": _last_tap(at, hidden),
             "key": linear({f"{at}key": self.inner}, hidden, shard=None),
             "value": linear({f"{at}value": hidden}, self.inner, shard=None),
         }
@@ -72,6 +73,7 @@ class AverageMix:
         names = ("key", "value", "receptance")
         return {
             "mix": _mixtures(at, tuple(f"time_mix_{name}" for name in names), hidden, 3),
+            "shift": _last_tap(at, hidden),
             **{name: linear({f"{at}{name}": n}, hidden, shard=None) for name in names},
             "out": linear({f"{at}output": hidden}, n, shard=None),
             "decay": vector(f"{at}time_decay", n, dtype="float32"),
@@ -114,7 +116,7 @@ class DeltaMix:
         if self.first:
             del low["v"]
         return {
-            "mix": _mixtures(at, tuple(f"x_{part}" for part in "rwkvag"), hidden, 3),
+            "mix": _mixtures(at, tuple(f"x_{part}" for part in "rwkvag"), hidden, 3), "shift": _last_tap(at, hidden),
             **{part: linear({f"{at}{part}_proj": n}, hidden, shard=None) for part in "rkv"},
             "out": linear({f"{at}o_proj": hidden}, n, shard=None),
             "low": {
@@ -124,9 +126,12 @@ class DeltaMix:
                 }
                 for part, rank in low.items()
             },
-            "key_scale": vector(f"{at}k_k", n), "key_rate": vector(f"{at}k_a", n),
-            "bonus": Weight((Source(f"{at}r_k", (self.heads, self.head_dim)),)),
-            "norm": {"weight": vector(f"{at}g_norm.weight", n, fill="ones"), "bias": vector(f"{at}g_norm.bias", n)},
+            "key_scale": vector(f"{at}k_k", n, dtype="float32"), "key_rate": vector(f"{at}k_a", n, dtype="float32"),
+            "bonus": Weight((Source(f"{at}r_k", (self.heads, self.head_dim)),), dtype="float32"),
+            "norm": {
+                "weight": vector(f"{at}g_norm.weight", n, fill="ones", dtype="float32"),
+                "bias": vector(f"{at}g_norm.bias", n, dtype="float32"),
+            },
         }  # fmt: skip
 
 
@@ -137,3 +142,8 @@ def _last_input(width: int, dtype: str) -> KVLayout:
 def _mixtures(at: str, names: tuple[str, ...], hidden: int, dims: int) -> Weight:
     """A weight per channel for each of several mixtures, one after the other."""
     return Weight(tuple(Source(f"{at}{name}", (1,) * (dims - 1) + (hidden,)) for name in names))
+
+
+def _last_tap(at: str, width: int) -> Weight:
+    """A convolution over two tokens that reads the first. No file has it."""
+    return Weight((table_source(f"{at}shift", width, 1, 2),))
