@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from speak_zoo import load_csm, make_csm
 from tokenizers import Tokenizer
 
-from thalweg import LLM
+from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.spelling import canonical_config
+from thalweg.engine.messages import EngineRequest
 from thalweg.errors import CheckpointError, RequestError, UnsupportedModelError
+from thalweg.media.speakers.base import SpeechSettings
 from thalweg.models import registry
 
 TEXTS = ["hello", "a much longer text than that", "c"]
@@ -57,6 +60,7 @@ def test_preempted_sequences_keep_their_codes(tmp_path):
         assert np.abs(speech.samples - want).max() < 1e-4 * max(1, np.abs(want).max())
 
 
+@pytest.mark.slow
 def test_a_frame_that_ends_the_speech(tmp_path):
     path = make_csm(tmp_path, silent=True)
     llm = open_llm(path)
@@ -68,6 +72,41 @@ def test_a_frame_that_ends_the_speech(tmp_path):
         assert np.abs(got.samples - want).max() < 1e-4 * max(1, np.abs(want).max())
         lengths.append(len(codes))
     assert lengths == [3, 5, 10]
+
+
+def test_another_engine_continues_a_sequence(tmp_path):
+    """As after a crash: with the tokens and the codes that were emitted."""
+    path = make_csm(tmp_path)
+    llm, engine = open_llm(path), open_llm(path)
+    speaker = llm.llm_engine.frontend.speaker
+    settings = SpeechSettings(seed=4, temperature=0.8)
+    params = SamplingParams(max_tokens=24, detokenize=False, **speaker.sampling(settings))
+    (submission,) = llm._prepare(speaker.prompts(TEXTS[0], settings), [params])
+    (request,) = submission.requests
+    tokens, frames = run(llm, request)
+    assert len(tokens) == 24
+    for known in (1, 9):
+        rest = msgspec.structs.replace(
+            request, tokens=np.concatenate([request.tokens, np.array(tokens[:known], np.int32)]),
+            frames=np.stack(frames[:known]),
+        )  # fmt: skip
+        more, codes = run(engine, rest)
+        assert more == tokens[known:]
+        assert np.array_equal(np.stack(codes), np.stack(frames[known:]))
+    wrong = msgspec.structs.replace(rest, frames=np.zeros_like(rest.frames))
+    assert not np.array_equal(np.stack(run(engine, wrong)[1]), np.stack(frames[9:])), "codes change nothing"
+
+
+def run(llm: LLM, request: EngineRequest) -> tuple[list[int], list[np.ndarray]]:
+    """(tokens, codes) of a request that no client has."""
+    core, tokens, frames = llm._core, list[int](), list[np.ndarray]()
+    core.add([request])
+    while core.has_work:
+        out = core.step()
+        if out is not None and out.frames is not None:
+            tokens += out.tokens.tolist()
+            frames += list(out.frames)
+    return tokens, frames
 
 
 def test_a_seed_means_the_same_speech(tmp_path):

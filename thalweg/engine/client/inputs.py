@@ -208,6 +208,10 @@ class InputProcessor:
         if (found is None) == speaks:
             why = SPOKEN if speaks else f"{UTTERANCE}: this model does not speak"
             raise RequestError(f"prompt: {why}", "prompt")
+        if found is not None and not isinstance(found, Input):
+            raise RequestError(
+                f"prompt: {UTTERANCE}: must be what a speaker made of a text, not {type(found).__name__}", "prompt"
+            )
         return ({k: v for k, v in prompt.items() if k != UTTERANCE}, found) if found is not None else (prompt, None)
 
     def _fill(self, ids: list[int]) -> list[int]:
