@@ -84,8 +84,17 @@ def test_texts(lower, tmp_path):
     assert ours.encode("he ll" if lower else "HE LL", False) == [VOCAB[c] for c in "HE|LL"]
 
 
+def test_the_vocabulary_of_a_language(tmp_path):
+    """As MMS has them: target_lang names one. The only one needs no name."""
+    other = {token: len(VOCAB) - 1 - i for token, i in VOCAB.items()}
+    for vocab, said in (({"deu": other, "eng": VOCAB}, {"target_lang": "eng"}), ({"eng": VOCAB}, {})):
+        (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+        assert load_tokenizer(tmp_path).decode([VOCAB[c] for c in "HEAT"], True) == "HEAT"
+
+
 def test_vocabularies_that_are_refused(tmp_path):
-    for vocab, words in (({"eng": VOCAB}, "for each language"), ({"a": 0, "b": 0}, "different ids")):
+    for vocab, words in (({"eng": VOCAB, "deu": VOCAB}, "for each language"), ({"a": 0, "b": 0}, "different ids")):
         (tmp_path / "vocab.json").write_text(json.dumps(vocab))
         with pytest.raises(CheckpointError, match=words):
             load_tokenizer(tmp_path)

@@ -22,6 +22,7 @@ STABLE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "wav2vec2": ("Wav2Vec2", {}),
     "wav2vec2-large": ("Wav2Vec2", STABLE),
+    "mms": ("Wav2Vec2", {**STABLE, "adapter_attn_dim": 6}),
     "hubert": ("Hubert", {}),
     "hubert-large": ("Hubert", {**STABLE, "feat_proj_layer_norm": False, "num_conv_pos_embeddings": 15}),
     "hubert-batch-norm": ("Hubert", {"conv_pos_batch_norm": True}),

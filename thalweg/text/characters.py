@@ -28,7 +28,7 @@ def is_characters(path: Path, settings: Mapping[str, Any]) -> bool:
 def characters(vocab: Mapping[str, Any], settings: Mapping[str, Any], where: Path) -> Tokenizer:
     """vocab: text -> id. settings: of tokenizer_config.json. A word delimiter is a space in texts. CheckpointError."""
     if any(isinstance(part, dict) for part in vocab.values()):
-        raise CheckpointError(f"{where}: it has a vocabulary for each language; give a directory with that of one language")
+        vocab = _of_language(vocab, settings, where)
     if not all(type(i) is int and i >= 0 for i in vocab.values()) or len({*vocab.values()}) != len(vocab):
         raise CheckpointError(f"{where}: must map texts to different ids; download the file again")
     special, delimiter = [_text(settings.get(key, default)) for key, default in SPECIAL.items()], "|"
@@ -46,6 +46,17 @@ def characters(vocab: Mapping[str, Any], settings: Mapping[str, Any], where: Pat
         made.decoder = decoders.Sequence([decoders.Replace(delimiter, " "), decoders.Fuse()])
     made.add_special_tokens([token for token in special if token in vocab])
     return made
+
+
+def _of_language(vocab: Mapping[str, Any], settings: Mapping[str, Any], where: Path) -> Mapping[str, Any]:
+    """The vocabulary of `target_lang`, or the only one. Weights in the model's main file are of that language."""
+    name = settings.get("target_lang") or (next(iter(vocab)) if len(vocab) == 1 else None)
+    found = vocab.get(name) if isinstance(name, str) else None
+    if not isinstance(found, dict):
+        raise CheckpointError(
+            f"{where}: it has a vocabulary for each language; name one as target_lang in tokenizer_config.json"
+        )
+    return found
 
 
 def _text(token: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from thalweg.engine.control.request import Request
@@ -44,3 +46,19 @@ def test_no_salt_of_a_caller_reads_as_an_image() -> None:
 def test_the_source_of_cross_attention_tells_every_block_apart() -> None:
     one, other, none = (salts(request(b"x", *items)) for items in ([(b"a" * 16, 0, 0)], [(b"b" * 16, 0, 0)], []))
     assert all(len({a, b, c}) == 3 for a, b, c in zip(one, other, none, strict=True))
+
+
+def test_beginnings_of_a_causal_input_are_shared() -> None:
+    """Each position has a digest of what it depends on, and a block the digest of its last position."""
+
+    def build(name: bytes, common: int) -> Request:
+        each = tuple(b"%d" % i if i < common else b"%d%b" % (i, name) for i in range(48))
+        item = Input(kind="audio", digest=name, positions=np.arange(48, dtype=np.int32), prefix_digests=each)
+        return dataclasses.replace(request(b""), inputs=(item,))
+
+    one, other = salts(build(b"a", 40)), salts(build(b"b", 40))
+    assert one[:2] == other[:2]
+    assert one[2] != other[2]
+    assert len({*one[:3]}) == 3
+    assert not {*one[:2]} & {*salts(build(b"b", 0))[:2]}
+    assert one[3] == b""

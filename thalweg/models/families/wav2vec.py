@@ -26,7 +26,7 @@ SEW = {
 
 
 def wav2vec2(config: Config) -> ModelSpec:
-    return _model(config, "wav2vec2.", _weight_normed(config))
+    return _model(config, "wav2vec2.", _weight_normed(config), adapted=True)
 
 
 def hubert(config: Config) -> ModelSpec:
@@ -90,10 +90,13 @@ def _model(
     buckets: int = 0,
     distance: int = 0,
     squeeze: int = 1,
+    adapted: bool = False,
     **entrance: Any,
 ) -> ModelSpec:
-    """entrance: fields of `SampleConvolutions`."""
-    check_adapters(config)
+    """adapted: layers may have adapters. entrance: fields of `SampleConvolutions`."""
+    before = flag(config, "do_stable_layer_norm", False)
+    size = integer(config, "adapter_attn_dim", high=1 << 16) if adapted and before and config.get("adapter_attn_dim") else 0
+    check_adapters({**config, "adapter_attn_dim": None} if size else config)
     samples = sample_convolutions(config, **entrance)
     hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads", high=1 << 16, default=12)
     if hidden % heads:
@@ -104,7 +107,7 @@ def _model(
         samples=samples, hidden=hidden,
         layers=integer(config, "num_hidden_layers", high=1000, default=12), heads=heads,
         inner=integer(config, "intermediate_size", high=1 << 24, default=3072), act=act(config, "hidden_act", "gelu"),
-        places=places, before=flag(config, "do_stable_layer_norm", False), eps=real(config, "layer_norm_eps", default=1e-5),
+        places=places, before=before, adapter=size, eps=real(config, "layer_norm_eps", default=1e-5),
         buckets=buckets, distance=distance, frames=int(LONGEST * RATE) // samples.stride + 1, head=head,
         root=root, squeeze=squeeze,
     )  # fmt: skip

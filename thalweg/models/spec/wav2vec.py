@@ -59,6 +59,9 @@ class Wav2VecSpec:
     """Of the longest clip, after the convolutions."""
     head: TranscriptHead
     root: str
+    adapter: int = 0
+    """Inner values of a part behind each layer, added to it (MMS: Pratap et al. 2023, https://arxiv.org/abs/2305.13516).
+    Requires `before`. 0: none."""
     squeeze: int = 1
     """Neighbouring states that layers read as one (SEW: Wu et al. 2021, https://arxiv.org/abs/2109.06870)."""
 
@@ -94,6 +97,13 @@ class Wav2VecSpec:
             "up": linear({f"{at}feed_forward.intermediate_dense": self.inner}, n, shard=0, bias=True),
             "down": linear({f"{at}feed_forward.output_dense": n}, self.inner, shard=0, bias=True),
         }
+        if self.adapter:
+            inside = f"{at}adapter_layer."
+            made["adapter"] = {
+                "norm": self.norm("norm").weights(inside),
+                "up": linear({f"{inside}linear_1": self.adapter}, n, shard=0, bias=True),
+                "down": linear({f"{inside}linear_2": n}, self.adapter, shard=0, bias=True),
+            }
         if self.buckets:
             made["gate"] = linear({f"{a}gru_rel_pos_linear": 8}, n // self.heads, shard=0, bias=True)
             made["share"] = Weight((Source(f"{a}gru_rel_pos_const", (1, self.heads, 1, 1)),))

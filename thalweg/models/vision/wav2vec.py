@@ -83,9 +83,14 @@ class Wav2VecEncoder(ClipEncoder):
     def _layer(self, at: str, p: Parts, x: Array, far: Array | None) -> Array:
         if self.spec.before:
             x = x + self._attend(at, p, self._parts.norm(f"{at}/norm1", p["norm1"], x), far)
-            return x + self._feed_forward(at, p, self._parts.norm(f"{at}/norm2", p["norm2"], x))
+            x = x + self._feed_forward(at, p, self._parts.norm(f"{at}/norm2", p["norm2"], x))
+            return x + self._adapt(f"{at}/adapter", p["adapter"], x) if self.spec.adapter else x
         x = self._parts.norm(f"{at}/norm1", p["norm1"], x + self._attend(at, p, x, far))
         return self._parts.norm(f"{at}/norm2", p["norm2"], x + self._feed_forward(at, p, x))
+
+    def _adapt(self, at: str, p: Parts, x: Array) -> Array:
+        x = self._parts.linear(f"{at}/up", p["up"], self._parts.norm(f"{at}/norm", p["norm"], x))
+        return self._parts.linear(f"{at}/down", p["down"], torch.relu(x))
 
     def _feed_forward(self, at: str, p: Parts, x: Array) -> Array:
         return self._parts.linear(
