@@ -80,7 +80,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature("Encoder-decoder text models (T5, BART)", "NNNNN", ("thalweg models --only refused",)),
     ),
     "Images, audio and video": (
-        Feature("[Image input](images.md), 36 architectures", "RHHHU", ("tests/models/test_images.py",)),
+        Feature("[Image input](images.md), over 80 architectures", "RHHHU", ("tests/models/test_images.py",)),
         Feature(
             "Images of Gemma 3 and of larger Gemma 4 models (bidirectional image tokens)",
             "RNNNN",
@@ -103,7 +103,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             ),
         ),
         Feature("[Word timestamps](audio.md#long-audio) in transcripts", "RUUUN", ("tests/models/test_word_times.py",)),
-        Feature("[Video input](video.md) in chat, 14 architectures", "RUUUU", ("tests/models/test_videos.py",)),
+        Feature("[Video input](video.md) in chat, 20 architectures", "RUUUU", ("tests/models/test_videos.py",)),
         Feature(
             "[Speech output](audio.md#speech) (VITS, MMS-TTS, CSM)",
             "RUUUN",

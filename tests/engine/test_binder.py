@@ -93,3 +93,5 @@ def test_attention_is_chosen_as_kernels_are():
     assert choose_attention(backends, spec, block_tokens=256)[0].name == "fast"
     with pytest.raises(ValueError, match="narrow: heads are wide"):
         choose_attention(backends[:1], spec)
+    with pytest.raises(ValueError, match="this device cannot run encoders, of text as of images"):
+        choose_attention(backends[:1], AttnSpec(4, 4, 32, 0.1, "float32", kind="encoder"))

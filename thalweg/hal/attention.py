@@ -203,7 +203,9 @@ def choose_attention(
         if why is None:
             return b, tuple(refused)
         refused.append((b.name, why))
-    raise ValueError(f"no attention backend of this device supports {spec}: " + "; ".join(f"{n}: {w}" for n, w in refused))
+    whole = "this device cannot run encoders, of text as of images: " if spec.kind == "encoder" else ""
+    why = "; ".join(f"{n}: {w}" for n, w in refused)
+    raise ValueError(f"{whole}no attention backend of this device supports {spec}: {why}")
 
 
 def plans_on_device(backend: AttentionBackend) -> bool:
