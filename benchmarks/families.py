@@ -167,6 +167,7 @@ def measure_here(folder: str, given: argparse.Namespace) -> dict[str, Any]:
     from thalweg import LLM
     from thalweg.bench import by_op
     from thalweg.bench.common import random_prompts
+    from thalweg.checkpoint.config import max_len
     from thalweg.checkpoint.spelling import canonical_config
     from thalweg.hal.kv import BYTES
     from thalweg.models import registry
@@ -178,8 +179,8 @@ def measure_here(folder: str, given: argparse.Namespace) -> dict[str, Any]:
     if (size := sum(map(values, parameters(spec))) * BYTES[given.dtype]) > given.most_gb * 1e9:
         return {"reason": f"two layers have {size / 1e9:.1f} GB of weights"}
     llm = LLM(
-        folder, device=given.device, dtype=given.dtype, max_model_len=640, load_format="dummy", max_num_seqs=2,
-        skip_tokenizer_init=True,
+        folder, device=given.device, dtype=given.dtype, max_model_len=min(640, max_len(config)), load_format="dummy",
+        max_num_seqs=2, skip_tokenizer_init=True,
     )  # fmt: skip
     clock = time.process_time if given.threads == 1 and given.device == "cpu" else time.perf_counter
     prompts = random_prompts([given.input_len], llm.config.model.vocab, frozenset(), 0)
