@@ -323,6 +323,7 @@ def processor(name: str) -> Any:
 
 
 ON_PILLOW = {
+    "PerceptionLMImageProcessor": "perception_lm",
     "Llama4ImageProcessor": "llama4", "Kimi_K25ImageProcessor": "kimi_k25", "Lfm2VlImageProcessor": "lfm2_vl",
     "NemotronH_Omni_Reasoning_V3ImageProcessor": "nemotron_h_omni", "Step3p7ImageProcessor": "step3p7",
 }  # fmt: skip
@@ -496,7 +497,7 @@ def same_pixels(name: str, prepared: PatchInputs, theirs: Any) -> tuple[np.ndarr
         _, rows, columns = theirs["image_grid_thw"][0]
         return ours, pixels.reshape(len(ours), -1)[merge_order(rows, columns, family.config().vision_config.spatial_merge_size)]
     seen = family.config().vision_config
-    patch = getattr(seen, "sam_config", seen).patch_size
+    patch = seen.model_args["patch_size"] if hasattr(seen, "model_args") else getattr(seen, "sam_config", seen).patch_size
     patch = patch if isinstance(patch, int) else patch[0]
     images = pixels.reshape(-1, *pixels.shape[-3:])
     if family.processor == "Idefics2ImageProcessorPil":  # patches that are shown whole

@@ -6,6 +6,7 @@ from typing import Any
 
 import transformers
 from ovis2_5 import Ovis2_5, OvisConfig
+from perception_encoder import build as build_perception
 from seeing_parts import CLIP, HALVES, IDEFICS, IDS, MROPE, SIGLIP, TEXT, Seeing, config
 
 BLIP = {
@@ -40,6 +41,26 @@ CANVAS_IDS = {
     "image_start_id": IDS["<image>"], "newline_id": 198,
     **{key: 256 + len(IDS) + i for i, key in enumerate(("image_end_id", "slice_start_id", "slice_end_id"))},
 }  # fmt: skip
+
+
+PE = {
+    "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 1.5, "patch_size": 7, "img_size": [28, 28], "class_token": True,
+    "rope_grid_offset": 1.0, "ref_feat_shape": [4, 4],
+}  # fmt: skip
+
+
+CLASSLESS = {"class_token": False, "ref_feat_shape": [6, 6]}
+
+
+def perception_lm(args: dict[str, Any]) -> Any:
+    def make() -> Any:
+        eye = transformers.TimmWrapperConfig(architecture="vit_pe_lang_large_patch14_448", model_args=args)
+        return transformers.PerceptionLMConfig(
+            text_config={**TEXT, "model_type": "llama"}, vision_config=eye, image_token_id=IDS["<image>"],
+            vision_use_cls_token=args["class_token"], projector_pooling_ratio=2,
+        )  # fmt: skip
+
+    return make
 
 
 QUERIES: dict[str, Seeing] = {
@@ -81,6 +102,13 @@ QUERIES: dict[str, Seeing] = {
         },
         engine={"max_model_len": 640, "mamba_block_size": 32, "num_gpu_blocks_override": 200}, tokens=CANVAS,
     ),
+    **{
+        name: Seeing(
+            perception_lm(args), "<image>", "<|image|>", "PerceptionLMImageProcessor", {"tile_size": 28, "max_num_tiles": 5},
+            build=build_perception, writer="PerceptionLMProcessor", holds={"patch_size": 7, "pooling_ratio": 2},
+        )
+        for name, args in (("perception-lm", PE), ("perception-lm-classless", PE | CLASSLESS))
+    },
     "ovis2.5": Seeing(
         lambda: OvisConfig(
             **TEXT, vit_config=NAVIT, visual_vocab_size=44, marks=OVIS_MARKS, architectures=["Ovis2_5"],

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from thalweg.media.processors.minicpm_v_2 import MiniCpmV2
     from thalweg.media.processors.molmo2 import Molmo2
     from thalweg.media.processors.nemotron_vl import NemotronOmni, NemotronTiles
+    from thalweg.media.processors.perception_lm import PerceptionLM
     from thalweg.media.processors.qwen_vl import QwenVL
     from thalweg.media.processors.step3 import Step3
 
@@ -303,6 +304,23 @@ def rotary_tiles(p: Llama4, views: Sequence[np.ndarray]) -> PatchInputs:
     none = np.zeros(1, I32)
     still = angles(none, none, p.head_dim, p.theta, False)
     made.turn = np.tile(np.concatenate([still, angles(across + 1, down + 1, p.head_dim, p.theta, False)]), (len(views), 1))
+    return made
+
+
+def rotary_means(p: PerceptionLM, views: Sequence[np.ndarray]) -> PatchInputs:
+    """Squares with rotary positions of columns and of rows, and perhaps a vector of the whole before each. Squares of vectors
+    become their mean."""
+    side = p.side // p.patch
+    made = square(p, views, p.classes, False)
+    down, across = np.divmod(np.arange(side * side, dtype=I32), side)
+    across, down = (((each + F32(p.first)) * F32(p.stretch)).astype(F32) for each in (across, down))
+    turn, none = angles(across, down, p.head_dim, 1e4, False), np.zeros(1, I32)
+    still = angles(none, none, p.head_dim, 1e4, False)
+    made.turn = np.tile(np.concatenate([still, turn]) if p.classes else turn, (len(views), 1))
+    if p.merge > 1:
+        begins = np.arange(len(views), dtype=I32)[:, None] * side * side
+        made.mix = (merge_order(side, side, p.merge) + begins).reshape(-1, p.merge**2)
+        made.part = np.full(made.mix.shape, 1 / p.merge**2, F32)
     return made
 
 

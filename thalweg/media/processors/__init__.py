@@ -42,6 +42,7 @@ from thalweg.media.processors.nemotron_vl import NemotronOmni, NemotronTiles, ne
 from thalweg.media.processors.ovis2 import Ovis2, ovis2
 from thalweg.media.processors.ovis2_5 import MARKS, Ovis25, ovis2_5
 from thalweg.media.processors.paligemma import colpali, paligemma
+from thalweg.media.processors.perception_lm import PerceptionLM, perception_lm
 from thalweg.media.processors.phi3_v import Phi3V, phi3_v
 from thalweg.media.processors.phi4_multimodal import Phi4Multimodal, phi4_multimodal
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
@@ -132,6 +133,7 @@ Processor = (
     | AyaVision
     | PaddedOcr
     | PaddleOCR
+    | PerceptionLM
     | Phi3V
     | Pixtral
     | QwenVL
@@ -224,6 +226,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Ovis2_6_MoeForCausalLM": ovis2_5,
     "PaddleOCRVLForConditionalGeneration": paddleocr_vl,
     "PaliGemmaForConditionalGeneration": paligemma,
+    "PerceptionLMForConditionalGeneration": perception_lm,
     "Phi3VForCausalLM": phi3_v,
     "Phi4MMForCausalLM": phi4_multimodal,
     "Phi4MultimodalForCausalLM": phi4_multimodal,
