@@ -61,8 +61,8 @@ CHOKES = (
     ),
     Choke(
         ("PIL", "av", "cv2", "imageio", "soundfile"),
-        ("thalweg/media/decoders/",),
-        "media are decoded in processes with limits",
+        ("thalweg/media/decoders/", "thalweg/media/audio_files.py"),
+        "media are decoded in processes with limits, and written in one place",
     ),
     Choke(
         (

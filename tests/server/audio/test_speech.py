@@ -15,7 +15,8 @@ import pytest
 from test_serve_process import Process
 
 from thalweg import LLM
-from thalweg.server.audio import speech_formats
+from thalweg.media import audio_files
+from thalweg.server.audio import speech
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
 import speak_zoo
@@ -84,7 +85,7 @@ def test_sentences_arrive_one_by_one(server):
     ]
     assert {e["type"] for e in events[:-1]} == {"speech.audio.delta"}
     got = b"".join(base64.b64decode(e["audio"]) for e in events[:-1])
-    assert got == speech_formats.wav_header(16_000, None) + whole
+    assert got == audio_files.wav_header(16_000, None) + whole
     usage = events[-1]["usage"]
     assert events[-1]["type"] == "speech.audio.done"
     assert usage["output_tokens"] * 8 * 2 == len(whole)
@@ -115,7 +116,7 @@ def test_what_is_refused(server):
 def test_formats(form):
     """In uneven parts: PyAV reads what was written."""
     rate, wanted = 16_000, 0.5 * np.sin(np.arange(16_000, dtype=np.float32) / 16_000 * 2 * np.pi * 440)
-    encoder = speech_formats.open_encoder(form, rate)
+    encoder = audio_files.open_encoder(form, rate)
     data = b"".join(encoder.write(part) for part in np.split(wanted, [10, 777, 9000])) + encoder.close()
     if form == "pcm":
         assert np.abs(samples_of(data) - wanted).max() < 1e-4
@@ -131,10 +132,10 @@ def test_formats(form):
 
 
 def test_a_format_without_its_library(monkeypatch):
-    monkeypatch.setattr(speech_formats, "find_spec", lambda name: None)
-    speech_formats.check_format("wav")
+    monkeypatch.setattr(audio_files, "find_spec", lambda name: None)
+    speech._check_format("wav")
     with pytest.raises(Exception, match=r"response_format: mp3 requires the package av"):
-        speech_formats.check_format("mp3")
+        speech._check_format("mp3")
 
 
 @pytest.fixture(scope="module")

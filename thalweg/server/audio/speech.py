@@ -16,9 +16,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from thalweg.media.audio_files import TYPES, missing_package, open_encoder, to_int16, wav_header
 from thalweg.media.speakers.base import Speaker, SpeechSettings
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
-from thalweg.server.audio.speech_formats import TYPES, check_format, open_encoder, to_int16, wav_header
 from thalweg.server.audio.speech_protocol import SpeechRequest
 from thalweg.server.core.adapters import explain_lost, find_lost
 from thalweg.server.core.job import AcceptedJob, GenerationJob
@@ -38,7 +38,7 @@ async def speech(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(SpeechRequest, body))
     serving.model_name(request.model)
     request.check()
-    check_format(request.response_format)
+    _check_format(request.response_format)
     speaker = _speaker(serving)
     seed = secrets.randbits(63) if request.seed is None else request.seed
     settings = SpeechSettings(voice=request.voice_name, speed=request.speed, seed=seed, temperature=request.temperature)
@@ -63,6 +63,14 @@ async def speech(serving: Serving, http: Request) -> Response:
 
 async def voices(serving: Serving, http: Request) -> Response:
     return respond({"voices": list(_speaker(serving).voices)})
+
+
+def _check_format(form: str) -> None:
+    if package := missing_package(form):
+        raise ApiError(
+            f"response_format: {form} requires the package {package} (thalweg[speech]); install it, or use wav or pcm",
+            "response_format",
+        )
 
 
 def _speaker(serving: Serving) -> Speaker:

@@ -9,8 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from thalweg.server.errors import ApiError
-
 OPEN = 0xFFFFFFFF
 """The size in the header of a WAV file whose end is not known."""
 OPUS_RATE = 48_000
@@ -95,13 +93,9 @@ class CompressedEncoder(SampleEncoder):
         return self._sink.take()
 
 
-def check_format(form: str) -> None:
-    """ApiError if the library that writes it is not installed."""
-    if form in COMPRESSED and find_spec("av") is None:
-        raise ApiError(
-            f"response_format: {form} requires the package av (thalweg[speech]); install it, or use wav or pcm",
-            "response_format",
-        )
+def missing_package(form: str) -> str:
+    """The package that writes this format and is not installed. "": none is missing."""
+    return "av" if form in COMPRESSED and find_spec("av") is None else ""
 
 
 def open_encoder(form: str, rate: int) -> SampleEncoder:
