@@ -125,7 +125,7 @@ def test_overrides_are_checked_as_the_file_is(tmp_path):
 
 def test_what_this_version_lacks_is_refused_in_words(tmp_path):
     for change, words in (
-        ({"architectures": ["DbrxForCausalLM"]}, "'DbrxForCausalLM' is not supported.*`thalweg models`"),
+        ({"architectures": ["ArcticForCausalLM"]}, "'ArcticForCausalLM' is not supported.*`thalweg models`"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantised checkpoints \(awq\)"),
         ({"hidden_act": "relu"}, "hidden_act: unknown 'relu'; supported: "),
         ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),

@@ -10,6 +10,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from thalweg.media.audio_files import TYPES
 from thalweg.plugins import import_attribute
 from thalweg.server.core.abilities import able, refusal
 from thalweg.server.core.conversation import Conversation
@@ -25,7 +26,7 @@ JSON = ("application/json",)
 STREAMED = (*JSON, EVENTS)
 """Content types of streamable answers."""
 TRANSCRIBED = (*STREAMED, "text/plain")
-SPOKEN = ("audio/mpeg", "audio/ogg", "audio/aac", "audio/flac", "audio/wav", "audio/pcm", EVENTS)
+SPOKEN = (*TYPES.values(), EVENTS)
 AUDIO_FORM = "audio.protocol:AudioRequest"
 MESSAGES_ERRORS = "anthropic.errors:ERRORS"
 COHERE_ERRORS = "cohere.errors:ERRORS"
