@@ -80,15 +80,15 @@ def test_casts_and_copies_count_as_launches_and_views_do_not() -> None:
 
 
 def test_a_dependent_launch_waits_before_its_first_access_to_memory() -> None:
-    compiled = script("compile")
+    compiled, meta = script("compile"), script("launch_calls").meta
     norm = next(k for k in compiled.library("sm_90", dependent_launch=True).kernels if k.op == "rms_norm")
-    (launch,) = compiled.record(lambda: norm.run(compiled.meta(3, 256), compiled.meta(256), eps=1e-6), "norm")
+    (launch,) = compiled.record(lambda: norm.run(meta(3, 256), meta(256), eps=1e-6), "norm")
     assert launch.options["launch_pdl"]
     assert compiled.compile_one(launch, "sm_90").problems == []
     product = next(
         k for k in compiled.library("sm_90", dependent_launch=True).kernels if (k.op, k.name) == ("linear", "triton")
     )
-    (fetches,) = compiled.record(lambda: product.run(compiled.meta(3, 256), compiled.meta(128, 256)), "product")
+    (fetches,) = compiled.record(lambda: product.run(meta(3, 256), meta(128, 256)), "product")
     assert compiled.compile_one(fetches, "sm_90").problems == []
     idle = compiled.Launch("idle", fetches.kernel, fetches.arguments | {"DEPENDENT": False}, fetches.options)
     assert "a dependent product that prefetches nothing" in compiled.compile_one(idle, "sm_90").problems

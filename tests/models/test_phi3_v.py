@@ -22,7 +22,8 @@ from zoo import spread
 
 from thalweg.checkpoint.config import read_config
 from thalweg.errors import UnsupportedModelError
-from thalweg.media.patches import PatchInputs, batch, together
+from thalweg.media.joined_patches import together
+from thalweg.media.patches import PatchInputs, batch
 from thalweg.media.processors import processor
 from thalweg.models import registry
 

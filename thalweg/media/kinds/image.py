@@ -16,7 +16,7 @@ from thalweg.checkpoint.config import Config
 from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
 from thalweg.hal.step import StepBatch
-from thalweg.media import patches
+from thalweg.media import joined_patches, patches
 from thalweg.media.decoders.image import WHITE
 from thalweg.media.gate import check_size, decode_base64
 from thalweg.media.images import Image, ImageLoader
@@ -158,7 +158,7 @@ def read_size(item: Input) -> Size:
 def pack_batches(spec: Any, each: Sequence[patches.PatchInputs]) -> tuple[StepBatch, ...]:
     """The batches of a vision encoder for pictures encoded together. spec: the encoder as the model declares it."""
     shrinks = 1 if spec.shrinks is None else spec.shrinks[1].group
-    whole = patches.batch(patches.together(each, spec.projector.group, shrinks))
+    whole = patches.batch(joined_patches.together(each, spec.projector.group, shrinks))
     merged = () if spec.shrinks is None else (patches.shrunk(whole, shrinks),)
     return (whole, patches.windows(whole), *merged)
 

@@ -92,9 +92,9 @@ class Lfm2Vl(ImageProcessor, frozen=True, kw_only=True):
         return f"<|image_start|>{cut}{'<|img_thumbnail|>' + whole if self.whole else ''}<|image_end|>"
 
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
-        from thalweg.media import patches
+        from thalweg.media import joined_patches, patches
 
-        return patches.concat_views([patches.interpolated_patches(self, view, self.merge, self.side) for view in views])
+        return joined_patches.concat_views([patches.interpolated_patches(self, view, self.merge, self.side) for view in views])
 
 
 def lfm2_vl(config: Config, said: Config) -> Lfm2Vl:

@@ -78,9 +78,9 @@ class NemotronTiles(TiledImages, frozen=True, kw_only=True):
     """Rows of the table of places, and columns."""
 
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
-        from thalweg.media import patches
+        from thalweg.media import joined_patches, patches
 
-        return patches.concat_views([patches.cropped_places(self, view) for view in views])
+        return joined_patches.concat_views([patches.cropped_places(self, view) for view in views])
 
 
 class NemotronOmni(ImageProcessor, frozen=True, kw_only=True):

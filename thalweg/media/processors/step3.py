@@ -90,9 +90,9 @@ class Step3(ImageProcessor, frozen=True, kw_only=True):
         return "<patch_newline>".join(lines) + f"<im_start>{token * self._each(self.side)}<im_end>"
 
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
-        from thalweg.media import patches
+        from thalweg.media import joined_patches, patches
 
-        return patches.concat_views([patches.convolved_patches(self, view) for view in views])
+        return joined_patches.concat_views([patches.convolved_patches(self, view) for view in views])
 
 
 def step3p7(config: Config, said: Config) -> Step3:
