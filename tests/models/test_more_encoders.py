@@ -18,7 +18,7 @@ from thalweg.checkpoint.config import facts, read_config
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models import registry
 
-MORE = sorted(set(ENCODERS) - {"bert", "roberta", "xlm-roberta", "privacy-filter"})
+MORE = sorted(set(ENCODERS) - {"bert", "roberta", "xlm-roberta"})
 SLOW = pytest.mark.slow
 
 

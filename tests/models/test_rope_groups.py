@@ -88,7 +88,8 @@ def whole(name: str) -> dict[str, Any]:
     if heard:
         return {**made.to_dict(), "architectures": [heard.architecture]}
     kinds = transformers.AutoModelForImageTextToText._model_mapping
-    said = {**made.to_dict(), "architectures": made.architectures or [kinds[type(made)].__name__]}
+    named = made.architectures or ([kinds[type(made)].__name__] if type(made) in kinds else None)
+    said = {**made.to_dict(), "architectures": named}  # None: `published` names it
     return seeing.FAMILIES[name].published(said)
 
 

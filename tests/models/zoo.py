@@ -221,17 +221,6 @@ ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "eurobert": (transformers.EuroBertConfig, {"pad_token_id": 0, "attention_bias": True}),
     "jina-v3": (transformers.JinaEmbeddingsV3Config, {"pad_token_id": 0}),
-    "privacy-filter": (
-        transformers.OpenAIPrivacyFilterConfig,
-        {
-            "head_dim": 16,
-            "num_local_experts": 6,
-            "num_experts_per_tok": 4,
-            "sliding_window": 5,
-            "pad_token_id": 0,
-            "intermediate_size": 40,
-        },
-    ),
     "electra-small": (transformers.ElectraConfig, {"embedding_size": 24, "pad_token_id": 0}),
     "albert": (
         transformers.AlbertConfig,
@@ -251,6 +240,20 @@ ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "roformer": (transformers.RoFormerConfig, {"embedding_size": 24, "pad_token_id": 0}),
 }
 """The same of models that give vectors."""
+CLASSIFIERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "privacy-filter": (
+        transformers.OpenAIPrivacyFilterConfig,
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 4,
+            "sliding_window": 5,
+            "pad_token_id": 0,
+            "intermediate_size": 40,
+        },
+    ),
+}
+"""The same of models that only classify."""
 
 
 def make_checkpoint(
@@ -300,7 +303,7 @@ def _copied(key: Any, make: Callable[[Path], None], path: Path) -> Path:
 def make_encoder(name: str, directory: Path, auto: Any = transformers.AutoModel, **more: Any) -> Path:
     """Save the encoder of this name into directory/name, or what `auto` makes of it. It has no tokenizer. more: of its
     configuration."""
-    kind, different = {**CONFIGS, **ENCODERS}[name]
+    kind, different = {**CONFIGS, **ENCODERS, **CLASSIFIERS}[name]
 
     def make(path: Path) -> None:
         model = auto.from_config(kind(**{**SMALL, **different, **more}), dtype=torch.float32)

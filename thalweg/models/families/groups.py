@@ -73,16 +73,21 @@ def check_rope(config: Mapping[str, Any], more: Collection[str] = ()) -> None:
             "config.json: rope_scaling: not supported with rope_parameters per layer type; write it into the groups of "
             "rope_parameters, and set rope_scaling to null"
         )
-    if config.get("language_model_only") or not isinstance(around := config.get(BESIDE), Mapping):
+    if config.get("language_model_only"):
         return
-    for part, holder in _parts_with_groups(around):
+    for part, holder in _parts_with_groups(config):
         for name, group in _rope_groups(holder, types):
             check_keys(group, known, f"{part}: {name}" if part else name, _REMOVE)
 
 
-def _parts_with_groups(around: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(name, keys and values) of the configuration around the text part, of encoders, and of the parts of encoders."""
-    yield "", around
+def _parts_with_groups(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(name, keys and values) of the configuration around the text part, of encoders, and of the parts of encoders. Some files
+    have no separate text part."""
+    around = config.get(BESIDE)
+    if isinstance(around, Mapping):
+        yield "", around
+    else:
+        around = config
     for part in ("vision_config", "audio_config", "encoder"):
         holder = around.get(part)
         if isinstance(holder, Mapping):
