@@ -49,6 +49,53 @@ _LING: dict[str, Any] = {
 }  # fmt: skip
 _HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "alice_ai": (
+        "AliceAIForCausalLM",
+        {**_GROUPED, "head_dim": 128, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 16,
+         "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+         "block_attn_res_block_size": 2, "num_experts": 16, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+         "shared_expert_intermediate_size": 768, "norm_topk_prob": True, "rope_parameters": _HALF},
+    ),
+    "gigachat3_5": (
+        "GigaChat35ForCausalLM",
+        {**_MIXTURE, **_LATENT, "num_key_value_heads": 16, "layer_types": ["linear_attention", "attention"],
+         "q_lora_rank": 1536, "n_routed_experts": 16, "n_shared_experts": 2, "moe_intermediate_size": 896, "n_group": 4,
+         "topk_group": 2, "routed_scaling_factor": 2.5, "swiglu_limit": 10.0, "linear_num_key_heads": 8,
+         "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+         "linear_gating_type": "zero_centered_sigmoid"},
+    ),
+    "param2moe": (
+        "Param2MoEForCausalLM",
+        {**_MIXTURE, "num_experts": 16, "num_shared_experts": 2, "head_dim": 128, "n_group": 1, "topk_group": 1,
+         "routed_scaling_factor": 2.5, "moe_shared_expert_intermediate_size": 2816, "use_qk_norm": True},
+    ),
+    "plamo3": (
+        "Plamo3ForCausalLM",
+        {**_without(_GROUPED, "hidden_act", "rope_theta"), "head_dim": 128, "hidden_activation": "swiglu", "window_size": 2048,
+         "sliding_window_pattern": 2, "rope_theta": 1e6, "rope_local_theta": 1e4, "tie_word_embeddings": True},
+    ),
+    "rnj1": (
+        "Rnj1ForCausalLM",
+        {**_without(_SIZES, "hidden_act"), "model_type": "gemma3_text", "hidden_size": 4096, "intermediate_size": 16384,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "hidden_activation": "gelu_pytorch_tanh",
+         "layer_types": ["full_attention"] * 2, "query_pre_attn_scalar": 128},
+    ),
+    "rwkv7": (
+        "RWKV7ForCausalLM",
+        {"model_type": "rwkv7", "vocab_size": 8192, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 2,
+         "head_dim": 64, "decay_low_rank_dim": 96, "a_low_rank_dim": 96, "gate_low_rank_dim": 256, "v_low_rank_dim": 64,
+         "hidden_act": "sqrelu", "norm_bias": True, "norm_eps": 1e-5, "norm_first": True, "attn": None,
+         "max_position_embeddings": 4096, "tie_word_embeddings": False},
+    ),
+    "solar": ("SolarForCausalLM", {**_GROUPED, "bskcn_1": [0], "bskcn_2": [], "bskcn_3": [1], "bskcn_4": []}),
+    "spark2_5": (
+        "Spark2_5ForCausalLM",
+        {**_without(_GROUPED, "rope_theta"), "head_dim": 128, "hidden_act": "gelu", "sliding_window": 512,
+         "layer_types": ["sliding_attention", "full_attention"], "gate_attn_act_mode": "sigmoid",
+         "headwise_attn_output_gate": True, "tie_word_embeddings": True, "rope_parameters": {
+             "full_attention": {**_HALF, "rope_theta": 5e6},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    ),
     "apertus1p5_text": ("Apertus1p5TextForCausalLM", {**_GROUPED, "hidden_act": "xielu", "rope_parameters": None}),
     "bailing_moe_linear": ("BailingMoeV2_5ForCausalLM", {**_LING, "group_norm_size": 2, "linear_silu": False}),
     "bailing_moe_v3": ("BailingMoeV3ForCausalLM", {**_LING, "no_kda_lora": True, "rope_parameters": _HALF}),

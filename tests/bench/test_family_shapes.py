@@ -39,11 +39,16 @@ def test_layers_named_by_number_keep_one_that_is_named() -> None:
     assert (made["full_attn_idxs"], made["layer_rope"], made["num_hidden_layers"]) == ([1], [1, 2], 2)
 
 
-MORE_PAIRS = {"glm5_next_text", "kimi_k3", "muse_spark_text", "nanbeige", "ouro"}
+MORE_PAIRS = {"alice_ai", "glm5_next_text", "kimi_k3", "muse_spark_text", "nanbeige", "ouro", "rwkv7"}
 """The same of families in `family_configs`, and families whose layers run twice."""
-SEES = {"DeepseekOCRForCausalLM", "DotsOCRForCausalLM", "Phi3VForCausalLM"}
+SEES = {
+    "DeepseekOCR2ForCausalLM", "DeepseekOCRForCausalLM", "DeepseekVL2ForCausalLM", "DeepseekVLV2ForCausalLM",
+    "DotsOCRForCausalLM", "Ovis2_6ForCausalLM", "Ovis2_6_MoeForCausalLM", "Phi3VForCausalLM",
+}  # fmt: skip
 """Text models of these are other families'."""
-SAME = {"InternLM3ForCausalLM": "llama", "MiMoV2ForCausalLM": "mimo_v2_flash"}
+SAME = {
+    "InternLM3ForCausalLM": "llama", "MiMoV2ForCausalLM": "mimo_v2_flash", "MiMoV2OmniForCausalLM": "mimo_v2_flash",
+}  # fmt: skip
 """Architecture -> the measured family that has its layers."""
 
 
