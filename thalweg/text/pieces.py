@@ -15,7 +15,7 @@ from typing import Any
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Byte-level BPE's printable character -> byte: the same code point if printable Latin-1, else from U+0100 up."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in set(plain)]
@@ -43,7 +43,7 @@ def make_pieces(decoder: Mapping[str, Any] | None) -> Pieces | None:
 
 
 def _byte_level() -> Pieces:
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
 
     def of(token: str) -> bytes:
         try:

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, proc
 from tokenizers import Tokenizer as Backend
 
 from thalweg.errors import CheckpointError
+from thalweg.text.pieces import byte_alphabet
 
 FILE = "tekken.json"
 SPECIALS = (
@@ -116,7 +117,7 @@ def _bpe(tokens: list[bytes], specials: list[tuple[str, bool]]) -> models.BPE:
     """The BPE model. Every pair of tokens that joins to a token is a merge, with the joined token's rank. Bytes are spelled
     with the letters of byte-level tokenizers."""
     ranks = {t: i for i, t in enumerate(tokens)}
-    letters = _letters()
+    letters = {byte: letter for letter, byte in byte_alphabet().items()}
     spelled = [t.decode("latin-1").translate(letters) for t in tokens]
     merges: list[tuple[str, str]] = []
     for rank in range(256, len(tokens)):
@@ -130,10 +131,3 @@ def _bpe(tokens: list[bytes], specials: list[tuple[str, bool]]) -> models.BPE:
     vocab = {t: i for i, (t, _) in enumerate(specials)}
     vocab |= {t: len(specials) + i for i, t in enumerate(spelled)}
     return models.BPE(vocab=vocab, merges=merges, ignore_merges=True)
-
-
-def _letters() -> dict[int, str]:
-    """Byte -> its letter: the same code point if visible, else one from U+0100 on."""
-    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    unseen = [b for b in range(256) if b not in seen]
-    return {b: chr(b) for b in seen} | {b: chr(256 + i) for i, b in enumerate(unseen)}

@@ -26,6 +26,7 @@ from thalweg.text.added import FILE, MAP, add_missing_tokens, merge_settings, sp
 from thalweg.text.characters import FILE as CHARACTERS
 from thalweg.text.characters import characters, is_characters
 from thalweg.text.pieces import make_pieces
+from thalweg.text.world import end_ids, find_world, load_world
 
 log = logging.getLogger(__name__)
 _LONG = 2048
@@ -207,6 +208,10 @@ def load_tokenizer(path: Path, rows: int | None = None) -> Tokenizer:
     if not (path / "tokenizer.json").exists():
         if is_characters(path, config):
             return Tokenizer(characters(_json(path / CHARACTERS), config, path / CHARACTERS), config, found)
+        if (vocabulary := find_world(path)) is not None:
+            made = Tokenizer(load_world(vocabulary, config), config, found)
+            made.eos_ids = end_ids(made.backend, made.special_tokens.get("eos_token"))
+            return made
         return Tokenizer(_from_transformers(path), config, found)
     return Tokenizer(_backend(path / "tokenizer.json"), config, found)
 
