@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thalweg.hal.parts.instruction import Instruction
 from thalweg.hal.parts.patches import Patches
 from thalweg.hal.step import SamplingArrays, StepBatch
 
@@ -56,6 +57,8 @@ class PatchInputs:
     """f32[placeholders, sorts]: how much of each. None: all of the one."""
     windows: Sequence[int] = field(default_factory=tuple)
     """The same as `lengths` for layers that see windows. (): all layers see everything."""
+    words: np.ndarray | None = None
+    """i32[N]: ids of a text that the encoder reads. None: it reads none. Only where images are encoded separately."""
     vectors: int | None = None
     """Vectors that `mix` numbers. None: one for each group of `keep`."""
 
@@ -356,6 +359,7 @@ def batch(p: PatchInputs) -> StepBatch:
                 mix=mix, part=np.ones(mix.shape, F32) if p.part is None else p.part,
                 window=windows, window_seq=np.repeat(np.arange(len(windows), dtype=I32), windows),
             ),
+            *([] if p.words is None else [Instruction(p.words)]),
         ),
     )  # fmt: skip
 

@@ -204,6 +204,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "InternLM2VEForCausalLM": f"{_FAMILIES}.internlm:internlm2_ve",
     "InternLM3ForCausalLM": f"{_FAMILIES}.internlm:internlm3",
     "InternLMForCausalLM": f"{_FAMILIES}.internlm:internlm",
+    "InstructBlipForConditionalGeneration": f"{_FAMILIES}.instructblip:instructblip",
     "InternS1ForConditionalGeneration": f"{_FAMILIES}.internvl:internvl",
     "InternVLChatModel": f"{_FAMILIES}.internvl:internvl_chat",
     "InternVLForConditionalGeneration": f"{_FAMILIES}.internvl:internvl",

@@ -105,8 +105,8 @@ class InputProcessor:
         prompt, spoken = self._with_utterance(prompt, self._speaks)
         prompt, items = _with_media(prompt)
         text, ids, salt, embedded = self._encode_prompt(prompt, params)
-        source_media = self._media_inputs(ids, items, params.n) if answer is not None else ()
-        tokens, inputs = self._arrays(ids if answer is None else answer, () if answer else items, embedded, params.n)
+        source_media = self._media_inputs(ids, items, params.n, text) if answer is not None else ()
+        tokens, inputs = self._arrays(ids if answer is None else answer, () if answer else items, embedded, params.n, text)
         shared = self._sampling.read(params, ids if answer is None else answer)
         transcription.check(params, mel, 0 if self._speech is None else self._speech.heads, len(ids))
         aligned = transcription.ALIGNMENT in (params.extra_args or {})
@@ -173,7 +173,7 @@ class InputProcessor:
         text, ids, salt = self._prompts.encode(fields if isinstance(prompt, Mapping) else prompt)
         if pooling.fills and not items:
             ids = self._fill(ids)
-        tokens, inputs = self._arrays(ids, items, None, 1)
+        tokens, inputs = self._arrays(ids, items, None, 1, text)
         if utterance is not None:
             inputs = (utterance,)
         if pooling.encoded and items and shape.each:
@@ -246,10 +246,10 @@ class InputProcessor:
         self._sampling.prepare(params)
 
     def _arrays(
-        self, ids: list[int], items: Sequence[MediaItem], embedded: Input | None, choices: int
+        self, ids: list[int], items: Sequence[MediaItem], embedded: Input | None, choices: int, text: str | None
     ) -> tuple[np.ndarray, tuple[Input, ...]]:
         """(tokens i32[N], inputs in the order of their positions)."""
-        inputs = self._media_inputs(ids, items, choices)
+        inputs = self._media_inputs(ids, items, choices, text)
         tokens = np.array(ids, np.int32)
         for id, unused in self._prompt_ids.items():
             tokens[tokens == id] = unused
@@ -262,12 +262,12 @@ class InputProcessor:
             inputs = (_absent_source(self._source_columns), *inputs)
         return tokens, inputs
 
-    def _media_inputs(self, ids: list[int], items: Sequence[MediaItem], choices: int) -> tuple[Input, ...]:
+    def _media_inputs(self, ids: list[int], items: Sequence[MediaItem], choices: int, text: str | None) -> tuple[Input, ...]:
         if not items:
             return ()
         if self._media is None:
             raise RequestError(f"prompt: {NAME} is not supported by this text-only model; omit it", "prompt")
-        return self._media.inputs(ids, items, choices)
+        return self._media.inputs(ids, items, choices, text)
 
     def _encode_prompt(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int], str, Input | None]:
         """As `PromptEncoder.encode`, for a prompt that may consist of embeddings."""

@@ -227,8 +227,12 @@ class MediaPreprocessor:
             before[item.kind] += 1
         return out
 
-    def inputs(self, ids: Sequence[int], media: Sequence[MediaItem], choices: int) -> tuple[Input, ...]:
-        """The media with the positions of their placeholders among a prompt's ids. choices: of the request."""
+    def inputs(
+        self, ids: Sequence[int], media: Sequence[MediaItem], choices: int, text: str | None = None
+    ) -> tuple[Input, ...]:
+        """The media with the positions of their placeholders among a prompt's ids. choices: of the request. text: of the
+        prompt, if known."""
+        words = self._remove_placeholders(ids, text) if any(t.reader.reads_text for t in self._taken.values()) else ""
         made: list[Input] = []
         for token, kinds in self._sharing(lambda t: t.token):
             mine = [media[i] for i in _of(kinds, media)]
@@ -245,7 +249,7 @@ class MediaPreprocessor:
             for reader, item, count, end in zip(readers, mine, counts, accumulate(counts), strict=True):
                 own = places[end - count : end]
                 inputs = check_inputs(item.kind, reader.make_inputs(item.value, own), own, reader.source)
-                made += [reader.arrange(each, ids) for each in inputs]
+                made += [reader.arrange(each, ids, words) for each in inputs]
         size = sum(v.nbytes for item in made for v in item.data)
         if size * choices > MOST_BYTES:
             raise RequestError(
@@ -255,6 +259,12 @@ class MediaPreprocessor:
         made.sort(key=first_position)
         most = max((taken.reader.prefix for taken in self._taken.values()), default=0)
         return tuple(_join_prefix(made, ids, most) if most and made else made)
+
+    def _remove_placeholders(self, ids: Sequence[int], text: str | None) -> str:
+        text = self._tokenizer.decode(ids) if text is None else text
+        for taken in self._taken.values():
+            text = text.replace(taken.shown, "") if taken.shown else text
+        return text
 
     # ------------------------------------------------------------ prompts of programs
 

@@ -93,6 +93,8 @@ class MediaReader(ABC):
     """All tokens of a prompt with an item attend to each other, and it has at most so many. 0: they do not."""
     bare: bool = False
     """The tokenizer adds no special tokens to a program's prompt with an item."""
+    reads_text: bool = False
+    """The encoder of an item reads the text of its prompt (`arrange`)."""
     source: bool = False
     """An item is the source of cross-attention: an input without positions. A prompt has at most one."""
     single: bool = False
@@ -122,8 +124,9 @@ class MediaReader(ABC):
     def make_inputs(self, value: Any, positions: np.ndarray) -> list[Input]:
         """An item as the engine gets it, one input or several. positions: i32[count] of its placeholders."""
 
-    def arrange(self, item: Input, ids: Sequence[int]) -> Input:
-        """An input with facts that depend on the prompt around it. ids: of the prompt. Default: unchanged."""
+    def arrange(self, item: Input, ids: Sequence[int], text: str) -> Input:
+        """An input with facts that depend on the prompt around it. ids: of the prompt. text: of the prompt, without its
+        placeholders. ValueError, with a message for the client. Default: unchanged."""
         return item
 
     def complete(self, prompt: str) -> str:

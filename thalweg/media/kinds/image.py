@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import struct
 import zlib
@@ -32,7 +33,7 @@ class ImageReader(MediaReader):
     def __init__(self, kind: str, processor: Processor, settings: MediaSettings) -> None:
         self._kind, self._processor, self._uncut, self.number = kind, processor, settings.uncut, processor.number
         self.prefix, self.source, self.bare = processor.prefix, processor.source, processor.bare
-        self.single = processor.single
+        self.single, self.reads_text = processor.single, processor.reads_text
         self._images = ImageLoader(processor, settings.kept_bytes, read_background(settings.decoding.get(kind, {})), READERS)
 
     def read(self, source: MediaSource, data: bytes) -> Image:
@@ -56,7 +57,9 @@ class ImageReader(MediaReader):
             return [make_source(self._kind, self._processor, value, int(positions[0]) if positions.size else 0)]
         return [make_image_input(self._kind, self._processor, value, positions, self._uncut)]
 
-    def arrange(self, item: Input, ids: Sequence[int]) -> Input:
+    def arrange(self, item: Input, ids: Sequence[int], text: str) -> Input:
+        if self._processor.reads_text:
+            item = add_text(self._processor, item, text)
         found = self._processor.frame(read_size(item), ids, item.positions) if item.positions.size else None
         if found is None:
             return item
@@ -173,6 +176,18 @@ def make_source(kind: str, processor: Processor, image: Image, position: int) ->
     """An image as the source of cross-attention. position: of its placeholder."""
     data = processor.source_array(image.views, image.size, position)
     return Input(kind=kind, digest=image.digest, positions=np.zeros(0, np.int32), data=(data,), size=image.size, most_a_step=1)
+
+
+def add_text(processor: Processor, item: Input, text: str) -> Input:
+    """An image whose encoder reads the prompt's text. Its digest is that of both. RequestError."""
+    try:
+        data = processor.add_text(item.data, text)
+    except ValueError as e:
+        raise RequestError(f"prompt: {e}", "prompt") from e
+    digest = hashlib.blake2b(key=item.digest, digest_size=len(item.digest))
+    for each in data[len(item.data) :] or data:
+        digest.update(each.tobytes())
+    return msgspec.structs.replace(item, data=data, digest=digest.digest())
 
 
 def make_image_input(kind: str, processor: Processor, image: Image, positions: np.ndarray, uncut: bool) -> Input:

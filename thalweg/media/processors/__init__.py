@@ -27,6 +27,7 @@ from thalweg.media.processors.granite_docling import GraniteDocling, granite_doc
 from thalweg.media.processors.hunyuan import Hy4, hy_v4_vl
 from thalweg.media.processors.idefics2 import Idefics2, idefics2
 from thalweg.media.processors.idefics3 import Idefics3, ModernVBert, colmodernvbert, idefics3
+from thalweg.media.processors.instructblip import InstructBlip, InstructBlipSource, instructblip, read_files
 from thalweg.media.processors.kimi import Kimi, kimi
 from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
 from thalweg.media.processors.lfm3_vl import Lfm3, lfm3_vl
@@ -109,6 +110,8 @@ Processor = (
     | Hy4
     | Idefics2
     | Idefics3
+    | InstructBlip
+    | InstructBlipSource
     | Donut
     | Exaone45
     | Janus
@@ -189,6 +192,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "HYV4VLForConditionalGeneration": hy_v4_vl,
     "Idefics2ForConditionalGeneration": idefics2,
     "Idefics3ForConditionalGeneration": idefics3,
+    "InstructBlipForConditionalGeneration": instructblip,
     "InternS1ForConditionalGeneration": internvl,
     "InternVLChatModel": internvl_chat,
     "InternVLForConditionalGeneration": internvl,
@@ -278,6 +282,9 @@ WRITTEN_MORE: Mapping[str, Mapping[str, str]] = {
 }
 """The same of several tokens, by the keys of their ids."""
 
+FILES: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {"InstructBlipForConditionalGeneration": read_files}
+"""Architecture -> reader of settings in other files than those of config.json and of the image processor."""
+
 
 def processor(config: Config, path: Path, others: Collection[str] = ()) -> Processor | None:
     """Of the model in this directory. None: it does not see, or its files do not say how. others: keys of
@@ -293,6 +300,8 @@ def processor(config: Config, path: Path, others: Collection[str] = ()) -> Proce
         names = WRITTEN_MORE.get(architecture(config), {"image_token_id": name})
         ids = {key: token_id(folder(path), each) for key, each in names.items()}
         config = {**config, BESIDE: {**outer(config), **ids}}
+    if (more := FILES.get(architecture(config))) is not None:
+        config = {**config, BESIDE: {**outer(config), **more(folder(path))}}
     if isinstance(own := said.get("media_proc_cfg"), dict):  # Kimi's authors keep them in a nested object
         said = {**said, **own}
     settings = _TrackedSettings({**said, **config.get("mm_processor_kwargs", {})})

@@ -83,6 +83,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A prompt has one image."""
     sampled: bool = False
     """Images are resized by sampling the source at the place of each pixel, without a filter (bilinear)."""
+    reads_text: bool = False
+    """Its encoder reads the text of the prompt, too (`add_text`)."""
     separate: bool = False
     """Its encoder computes one image at a time."""
     prefix: int = 0
@@ -121,6 +123,11 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def frame(self, size: Size, ids: Sequence[int], positions: np.ndarray) -> Frame | None:
         """Where `grid` does not describe the positions. ids: of the prompt. positions: i32[count] of its placeholders."""
         return None
+
+    def add_text(self, data: tuple[np.ndarray, ...], text: str) -> tuple[np.ndarray, ...]:
+        """`Input.data` of an image, with the text of its prompt for the encoder. text: without placeholders. ValueError, with a
+        message for the client."""
+        raise NotImplementedError
 
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         """Arrays for the encoder. views: u8[height, width, 3] each, of an image of this size."""

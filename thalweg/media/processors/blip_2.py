@@ -22,14 +22,16 @@ BEGIN = "</s>"
 class Blip2(Clip, frozen=True, kw_only=True):
     queries: int
     """Vectors of an image."""
+    begin: str = BEGIN
+    """Text of the first token of texts."""
 
     def count(self, size: Size) -> int:
         return self.queries
 
     def complete(self, prompt: str) -> str:
         """The image, the first token of texts, and the text. The prompt may omit the placeholder and that token."""
-        images, text = prompt.count(self.marker) or 1, prompt.replace(self.marker, "").removeprefix(BEGIN)
-        return self.marker * images + BEGIN + text
+        images, text = prompt.count(self.marker) or 1, prompt.replace(self.marker, "").removeprefix(self.begin)
+        return self.marker * images + self.begin + text
 
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         import numpy as np

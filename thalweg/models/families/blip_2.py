@@ -3,6 +3,7 @@ https://arxiv.org/abs/2301.12597)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,26 +34,37 @@ def _names(root: str) -> tuple[tuple[str, str], ...]:
     return tuple((old, root + new) for old, new in {**known, "language_projection.": "projector.linear."}.items())
 
 
+Reader = Callable[[Config, str, int, int], QFormerSpec]
+"""(configuration, root of the decoder's names, size of the encoder's vectors, vectors of an image) -> the Q-Former."""
+
+
 def blip_2(config: Config) -> ModelSpec:
-    kind = config.get("model_type", "opt")
-    if kind not in ("opt", "t5"):
-        raise UnsupportedModelError(f"config.json: text_config: model_type {kind!r:.40} is not supported; opt and t5 are")
-    if kind == "t5":
-        return _with_t5(config)
-    spec = seeing(opt(config), config, tower, replace=_names(ROOT))
+    return build(config, {"opt": opt, "t5": t5}, ROOT, _qformer)
+
+
+def build(config: Config, texts: Mapping[str, Callable[[Config], ModelSpec]], root: str, reader: Reader) -> ModelSpec:
+    """texts: families of the text part, by `model_type`. root: of the names of decoders."""
+    kind = str(config.get("model_type", next(iter(texts))))
+    if kind not in texts:
+        raise UnsupportedModelError(
+            f"config.json: text_config: model_type {kind!r:.40} is not supported; {' and '.join(texts)} are"
+        )
+    spec = texts[kind](config)
+    if spec.text is not None:
+        return _with_source(spec, config, reader)
+    spec = seeing(spec, config, lambda c: tower(c, root, reader), replace=_names(root))
     skip = (*spec.names.skip, *(UNSEEN if spec.vision is None else ()))
-    own = (f"{ROOT}projector.", f"{ROOT}vision_tower.") if spec.vision is None else ()
+    own = (f"{root}projector.", f"{root}vision_tower.") if spec.vision is None else ()
     return replace(spec, names=replace(spec.names, skip=(*skip, *own)))
 
 
-def _with_t5(config: Config) -> ModelSpec:
+def _with_source(spec: ModelSpec, config: Config, reader: Reader) -> ModelSpec:
     """The text encoder reads the vectors, so the image is encoded within it."""
-    spec = t5(config)
     assert spec.text is not None
     names = (("language_model.", ""), *_names(""))
     if is_blind(config):
         return replace(spec, names=replace(spec.names, replace=names, skip=(*spec.names.skip, *UNSEEN)))
-    made, _ = tower(config)
+    made, _ = tower(config, "", reader)
     said, reads = vision_config(config), made.resampler
     assert isinstance(reads, QFormerSpec)
     assert isinstance(made.leave, LayerNorm)
@@ -60,12 +72,12 @@ def _with_t5(config: Config) -> ModelSpec:
         token=integer(outer_config(config), "image_token_index", low=0),
         kernel=(made.kernel[0], made.kernel[1], made.kernel[2]), side=edge(said, "image_size", 224) // made.kernel[1],
         hidden=made.hidden, layers=made.layers, norm=LayerNorm("post_layernorm", made.hidden, made.leave.eps),
-        reads=replace(reads, root="projector."), outputs=hidden_size(config),
+        reads=reads, outputs=hidden_size(config),
     )  # fmt: skip
     return replace(spec, text=replace(spec.text, vision=image), names=replace(spec.names, replace=names))
 
 
-def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
+def tower(config: Config, root: str, reader: Reader) -> tuple[VisionSpec, tuple[str, ...]]:
     """All layers, and the norm behind them."""
     said = {**VISION, **vision_config(config)}
     bias, patches = flag(said, "qkv_bias", True), edge(said, "image_size", 224) // edge(said, "patch_size", 14)
@@ -73,9 +85,9 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     around = {**config, BESIDE: {**outer_config(config), "vision_config": clip}}
     made, unread = encoder(around, size(said, "num_hidden_layers", 39), ProjectorSpec(root="", steps=()), normed=True)
     return replace(
-        made, layers=tuple(_rename(layer, bias) for layer in made.layers), root=f"{ROOT}vision_tower.", patch_bias=True,
+        made, layers=tuple(_rename(layer, bias) for layer in made.layers), root=f"{root}vision_tower.", patch_bias=True,
         stacks=1, enter=None,
-        resampler=_qformer(config, made.hidden, patches**2 + 1),
+        resampler=reader(config, root, made.hidden, patches**2 + 1),
     ), unread  # fmt: skip
 
 
@@ -84,18 +96,27 @@ def _rename(layer: Layer, bias: bool) -> Layer:
     return replace(layer, mixer=replace(layer.mixer, fused="qkv", out="projection", bias=bias))
 
 
-def _qformer(config: Config, source: int, window: int) -> QFormerSpec:
-    around = outer_config(config)
-    said: Any = around.get("qformer_config") or {}
+def _qformer(config: Config, root: str, source: int, window: int) -> QFormerSpec:
+    if read_settings(config).get("use_qformer_text_input"):
+        raise UnsupportedModelError("config.json: qformer_config: use_qformer_text_input: true is not supported")
+    return read_qformer(config, root, source, window)
+
+
+def read_settings(config: Config) -> Config:
+    """`qformer_config`. CheckpointError."""
+    said: Any = outer_config(config).get("qformer_config") or {}
     if not isinstance(said, dict):
         raise CheckpointError("config.json: qformer_config: must be an object")
-    if said.get("use_qformer_text_input"):
-        raise UnsupportedModelError("config.json: qformer_config: use_qformer_text_input: true is not supported")
+    return said
+
+
+def read_qformer(config: Config, root: str, source: int, window: int) -> QFormerSpec:
+    said = read_settings(config)
     return QFormerSpec(
-        queries=integer(around, "num_query_tokens", high=1 << 12, default=32), window=window, source=source,
+        queries=integer(outer_config(config), "num_query_tokens", high=1 << 12, default=32), window=window, source=source,
         hidden=size(said, "hidden_size", 768), heads=size(said, "num_attention_heads", 12),
         inner=size(said, "intermediate_size", 3072), layers=size(said, "num_hidden_layers", 12),
         every=size(said, "cross_attention_frequency", 2), act=act(said, "hidden_act", "gelu"),
         eps=real(said, "layer_norm_eps", default=1e-12),
-        root=f"{ROOT}projector.",
+        root=f"{root}projector.",
     )  # fmt: skip

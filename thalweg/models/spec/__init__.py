@@ -80,6 +80,7 @@ from thalweg.models.spec.speech import SpeechEncoder
 from thalweg.models.spec.stream_skip import StreamSkip
 from thalweg.models.spec.swin_source import SwinSource
 from thalweg.models.spec.text_encoder import TextEncoder
+from thalweg.models.spec.text_qformer import TextQFormerSpec
 from thalweg.models.spec.tile_source import TileSource
 from thalweg.models.spec.transcript import CTCHead, TranscriptHead, TransducerHead
 from thalweg.models.spec.vision import AttentionPoolSpec, ProjectorSpec, VisionSpec
@@ -206,6 +207,7 @@ __all__ = [
     "SummaryAttention",
     "SwinSource",
     "TextEncoder",
+    "TextQFormerSpec",
     "TextTable",
     "TileSource",
     "TranscriptHead",

@@ -29,9 +29,13 @@ class QFormer:
             y = self._attend(f"{at}/own", layer["own"], y, y, count)
             if s.attends(i):
                 y = self._attend(f"{at}/window", layer["window"], y, windows, count)
-            inner = activate(self._parts.linear(f"{at}/up", layer["up"], y), s.act)
-            y = self._parts.norm(f"{at}/norm", layer["norm"], y + self._parts.linear(f"{at}/down", layer["down"], inner))
+            y = self._feed(at, layer, y)
         return self._parts.linear("/out", p["out"], y)
+
+    def _feed(self, at: str, p: Parts, x: Array) -> Array:
+        """The feed-forward part, with the norm behind it."""
+        inner = activate(self._parts.linear(f"{at}/up", p["up"], x), self._spec.act)
+        return self._parts.norm(f"{at}/norm", p["norm"], x + self._parts.linear(f"{at}/down", p["down"], inner))
 
     def _attend(self, at: str, p: Parts, x: Array, source: Array, count: int) -> Array:
         """x [count * queries, hidden], source [count * N, inputs]."""

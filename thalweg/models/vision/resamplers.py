@@ -11,6 +11,7 @@ from thalweg.models.vision.perceiver import Perceiver
 from thalweg.models.vision.qformer import ViewQFormer
 from thalweg.models.vision.query_projector import QueryProjector
 from thalweg.models.vision.resampler import Resampler
+from thalweg.models.vision.text_qformer import ViewTextQFormer
 from thalweg.models.vision.window_pool import WindowPool
 
 RESAMPLERS: Mapping[type, Callable[[Context, Any, Mapping[str, Any]], Any]] = {
@@ -18,6 +19,7 @@ RESAMPLERS: Mapping[type, Callable[[Context, Any, Mapping[str, Any]], Any]] = {
     spec.QFormerSpec: ViewQFormer,
     spec.QueryProjectorSpec: QueryProjector,
     spec.ResamplerSpec: Resampler,
+    spec.TextQFormerSpec: ViewTextQFormer,
     spec.WindowPoolSpec: WindowPool,
 }
 """Declaration -> builder. The result is called with (parameters, x [T, inputs], the step's patches, its batch), and returns
