@@ -8,6 +8,7 @@ Signatures, from the libraries' public sources: flash_attn 2.7 (flash_attn/flash
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,11 @@ from thalweg.backends.torch_gpu.attention import GatherAttention
 from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.testing import HostGpuPlatform
 from thalweg.hal.platform import Place
+from thalweg.hal.testing import sequences as seq
+from thalweg.hal.testing import test_attention as kit
 
+CUDA = 2
+"""The number of CUDA devices in DLPack."""
 ROWS = 256
 """Rows whose scores are in memory at once. The keys of a row's future are left out with it: masks are causal."""
 
@@ -272,3 +277,37 @@ BACKENDS = (
     lambda: _make(flash3.load, "flash_attn_interface", "sm_90"), lambda: _make(flashinfer_wrapper.load, "flashinfer", "sm_90"),
     lambda: _make(flash2.load, "flash_attn", "sm_90"), lambda: _make(aiter_wrapper.load, "aiter", "gfx942"),
 )  # fmt: skip
+
+
+def fill_cache(device: GpuDevice, attention: Any, spec: Any, mix: list[tuple[int, int]], size: int) -> Any:
+    """Stories of (length, new tokens), their cache with all but the new ones written and NaN in every other place, its tables
+    and where the new ones start."""
+    made = kit.rng("libraries", len(mix))
+    stories = [seq.story(made, spec, length, new) for length, new in mix]
+    table, blocks = seq.tables(made, stories, size)
+    cache = seq.Cache(device, attention, spec, size, blocks)
+    cache.box.value[1:] = float("nan")
+    start = [s.length - s.query for s in stories]
+    old = [i for i, n in enumerate(start) if n]
+    done, before = [stories[i] for i in old], [start[i] for i in old]
+    cache.attend(seq.batch_of(table[old], [0] * len(old), before), *seq.rows(done, [0] * len(old), before))
+    return stories, cache, table, start
+
+
+def as_gpu_tensor(tvm_ffi: Any, t: Tensor) -> Any:
+    """A tensor of tvm-ffi that claims to lie on the first GPU, at an address of the host: for checks of arguments before a
+    launch."""
+
+    class Claim:
+        def __dlpack__(self, **more: Any) -> Any:
+            capsule = torch.utils.dlpack.to_dlpack(t)
+            pointer = ctypes.pythonapi.PyCapsule_GetPointer
+            pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+            device = pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)
+            (ctypes.c_int32 * 2).from_address(device)[:] = [CUDA, 0]
+            return capsule
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return CUDA, 0
+
+    return tvm_ffi.from_dlpack(Claim())

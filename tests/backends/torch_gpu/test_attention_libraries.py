@@ -86,28 +86,13 @@ def test_it_equals_dense_attention_in_mixed_steps_and_decodes_padded_or_not(
         ([*decodes, (45, 20), (64, 64), (size + 40, 30), (3, 2)], None), (decodes, None),
         (decodes, StepShape(8, 8, 4, uniform=True)), (decodes, StepShape(40, 6, 4)),
     ):  # fmt: skip
-        stories, cache, table, start = _filled(device, attention, spec, mix, size)
+        stories, cache, table, start = standins.fill_cache(device, attention, spec, mix, size)
         query = [s.query for s in stories]
         batch = replace(seq.batch_of(table, start, query), uniform=1 if mix == decodes else 0)
         got = cache.attend(batch, *seq.rows(stories, start, query), shape=shape)
         want = np.concatenate([seq.dense(s, spec, getattr(torch, spec.dtype)) for s in stories])
         assert np.abs(got - want).max() <= kit.TOLERANCE[spec.dtype] * np.abs(want).max()
     assert set(calls) & {"varlen", "run", "prefill"}
-
-
-def _filled(device: GpuDevice, attention: Any, spec: AttnSpec, mix: list[tuple[int, int]], size: int) -> Any:
-    """Stories of (length, new tokens), their cache with all but the new ones written and NaN in every other place, its tables
-    and where the new ones start."""
-    made = kit.rng("libraries", len(mix))
-    stories = [seq.story(made, spec, length, new) for length, new in mix]
-    table, blocks = seq.tables(made, stories, size)
-    cache = seq.Cache(device, attention, spec, size, blocks)
-    cache.box.value[1:] = float("nan")
-    start = [s.length - s.query for s in stories]
-    old = [i for i, n in enumerate(start) if n]
-    done, before = [stories[i] for i in old], [start[i] for i in old]
-    cache.attend(seq.batch_of(table[old], [0] * len(old), before), *seq.rows(done, [0] * len(old), before))
-    return stories, cache, table, start
 
 
 @pytest.mark.sampled(2)
@@ -117,7 +102,7 @@ def test_a_decode_is_captured_and_what_is_replayed_follows_the_new_lengths(
     """Three steps of one bucket: the second is recorded, the third replayed, each with one key more."""
     attention, calls, size = _loaded(name, monkeypatch)
     spec, shape = SPECS["gqa"], StepShape(4, 4, 3, uniform=True)
-    stories, cache, table, start = _filled(device, attention, spec, [(2 * size + 2, 3), (20, 3), (4, 3)], size)
+    stories, cache, table, start = standins.fill_cache(device, attention, spec, [(2 * size + 2, 3), (20, 3), (4, 3)], size)
     eager = len(calls)
     for step in range(3):
         at = [n + step for n in start]

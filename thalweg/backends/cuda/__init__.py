@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from thalweg.backends.torch_gpu.platform import GpuPlatform
 from thalweg.hal.platform import StepSizes
 
 if TYPE_CHECKING:
-    from thalweg.backends.torch_gpu.library import Vendor
+    from thalweg.backends.torch_gpu.library import AheadKernels, Vendor
 
 NODES = "dev/nvidia[0-9]*"
 VENDOR = "0x10de"
@@ -54,12 +55,14 @@ class CudaPlatform(GpuPlatform):
             made.append(Card(name, *recognise(name, CARDS), path.split("/")[-2]))
         return made[: len(nodes)] or [Card(self.hardware, "", 0, node) for node in nodes]
 
-    def vendors(self) -> tuple[Vendor, ...]:
-        from thalweg.backends.cuda import flash3, flashinfer
+    def vendors(self, ahead: AheadKernels | None = None) -> tuple[Vendor, ...]:
+        from thalweg.backends.cuda import flash3, flash4, flashinfer
         from thalweg.backends.torch_gpu import flash2
         from thalweg.backends.torch_gpu.library import Vendor
 
-        return tuple(Vendor(m.NAME, (), True, m.load) for m in (flash3, flashinfer, flash2))
+        load = partial(flash4.load, unshown=self.options.unshown_products, ahead=ahead)
+        compiled = (Vendor(flash4.NAME, (), True, load, lazy=False),) if self.options.flash_attn_4 else ()
+        return *compiled, *(Vendor(m.NAME, (), True, m.load) for m in (flash3, flashinfer, flash2))
 
     def workspace(self, s: StepSizes) -> int:
         """flashinfer, where there is one, serves only where results may depend on the batch."""

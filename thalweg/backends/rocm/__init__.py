@@ -12,7 +12,7 @@ from thalweg.backends.torch_gpu.arch import Card, arch_of
 from thalweg.backends.torch_gpu.platform import GpuPlatform
 
 if TYPE_CHECKING:
-    from thalweg.backends.torch_gpu.library import Vendor
+    from thalweg.backends.torch_gpu.library import AheadKernels, Vendor
 
 NODES = "dev/kfd"
 VENDOR = "0x1002"
@@ -41,7 +41,7 @@ class RocmPlatform(GpuPlatform):
                 made.append(Card(f"AMD {arch_of(arch).family} ({arch})", arch, memory, node.name))
         return made
 
-    def vendors(self) -> tuple[Vendor, ...]:
+    def vendors(self, ahead: AheadKernels | None = None) -> tuple[Vendor, ...]:
         from thalweg.backends.rocm import aiter
         from thalweg.backends.torch_gpu import flash2
         from thalweg.backends.torch_gpu.library import Vendor

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thalweg.backends.eager import to_torch
-from thalweg.backends.torch_gpu.library import KernelSet, assemble, triton_with
+from thalweg.backends.torch_gpu.library import AheadKernels, KernelSet, assemble, triton_with
 from thalweg.backends.torch_gpu.staging import views
 from thalweg.backends.triton_kernels import cross_compile
 from thalweg.errors import DeviceError
@@ -95,8 +95,8 @@ class CompileOnlyDevice(Device):
 class CompileOnlyPlatform(Platform):
     """The facts of a GPU platform for every device of this architecture, and an absent device."""
 
-    def __init__(self, base: GpuPlatform, arch: str) -> None:
-        self._base, self._arch = base, arch
+    def __init__(self, base: GpuPlatform, arch: str, ahead: AheadKernels) -> None:
+        self._base, self._arch, self._ahead = base, arch, ahead
         self.name, self.options = base.name, base.options
 
     def with_options(self, options: Any) -> Self:
@@ -137,7 +137,7 @@ class CompileOnlyPlatform(Platform):
         kernels = triton_with(options, self._arch)
         parts = assemble(
             self._arch,
-            self._base.vendors(),
+            self._base.vendors(self._ahead),
             kernels,
             unshown=options.unshown_products,
             fused_rounding=options.fused_rounding,
@@ -159,7 +159,8 @@ class GpuCrossCompiler(CrossCompiler):
             raise DeviceError(f"arch: {e}") from e
         if cache is not None:
             cross_compile.keep_in(cache)
-        self.platform, self._notes = CompileOnlyPlatform(base, arch), cross_compile.LaunchRecorder()
+        self._notes, self._ahead = cross_compile.LaunchRecorder(), AheadKernels(self.cache)
+        self.platform = CompileOnlyPlatform(base, arch, self._ahead)
         self._notes.attend()
 
     @property
@@ -167,8 +168,11 @@ class GpuCrossCompiler(CrossCompiler):
         return cross_compile.cache_folder()
 
     def kernels(self) -> list[tuple[str, str]]:
-        return [(key, w.name) for key, w in self._notes.wanted.items()]
+        """Those of vendor libraries last."""
+        return [(key, w.name) for key, w in self._notes.wanted.items()] + [(key, key) for key in self._ahead.tasks()]
 
     def compile(self, key: str) -> CompiledKernel:
+        if (make := self._ahead.tasks().get(key)) is not None:
+            return make()
         made = self._notes.make(self._notes.wanted[key])
         return CompiledKernel(made.seconds, made.cached)

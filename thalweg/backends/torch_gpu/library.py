@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from thalweg.backends.torch_gpu import scaled
@@ -22,6 +23,7 @@ from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
+from thalweg.hal.platform import CompiledKernel
 from thalweg.hal.step import Array, StepBatch, StepShape
 
 if TYPE_CHECKING:
@@ -52,13 +54,41 @@ not fit."""
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """An optional library: its name in the plan, the ops it would serve, and how to load it. One with only attention is loaded
-    when a layer asks for it, and counts as not batch-invariant."""
+    """An optional library: its name in the plan, the ops it would serve, and how to load it."""
 
     name: str
     ops: tuple[str, ...]
     attention: bool
     load: Source
+    lazy: bool = True
+    """One with only attention is loaded when a layer asks for it, and counts as not batch-invariant."""
+
+
+class AheadKernels:
+    """Kernels of vendor libraries that the layers of an absent device ask for, to be compiled later.
+
+    cache: the folder of compiled kernels."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+        self.wanted: dict[str, Callable[[], CompiledKernel]] = {}
+        self._libraries: set[str] = set()
+
+    def expect(self, library: str) -> None:
+        """Layers should want kernels of this library, by its name. If none does, `tasks` has one that says so."""
+        self._libraries.add(library)
+
+    def want(self, name: str, make: Callable[[], CompiledKernel]) -> None:
+        """make: compiles it into the cache, or finds it there."""
+        self.wanted.setdefault(name, make)
+
+    def tasks(self) -> dict[str, Callable[[], CompiledKernel]]:
+        unused = (n for n in sorted(self._libraries) if not any(w.startswith(f"{n} ") for w in self.wanted))
+        return {**self.wanted, **{n: functools.partial(_refuse_unused, n) for n in unused}}
+
+
+def _refuse_unused(library: str) -> NoReturn:
+    raise RuntimeError(f"no layer of this model is served by {library} with these settings; it requires --no-batch-invariant")
 
 
 class UnavailableAttention(AttentionBackend):
@@ -172,6 +202,8 @@ def triton(
 
 def triton_with(options: GpuOptions, arch: str) -> Source:
     """`triton` with these options. DeviceError for one that the architecture does not have."""
+    if options.flash_attn_4 and not arch.startswith("sm_"):
+        raise DeviceError(f"additional_config: flash_attn_4 is for NVIDIA GPUs, not {arch}; leave it out")
     if options.dependent_launch and (why := refuse_dependent_launch(arch)):
         raise DeviceError(f"additional_config: dependent_launch {why}; leave it out")
     return functools.partial(
@@ -200,7 +232,8 @@ JOINED_OPS = ("rms_norm_linear", "act_and_mul_linear")
 def assemble(
     arch: str, vendors: Sequence[Vendor], compiled: Source = triton, *, unshown: bool = False, fused_rounding: bool = True
 ) -> KernelSet:
-    """Every kernel for this architecture, best first. A library that fails to load costs its kernels, not the start. unshown:
+    """Every kernel for this architecture, best first. A library that fails to load costs its kernels, not the start.
+    DeviceError: an option asks for it. unshown:
     see `no_split_k`. fused_rounding: see `GpuOptions`."""
     sources = [
         *vendors,
@@ -211,11 +244,13 @@ def assemble(
     attention: list[AttentionBackend] = []
     absent: list[tuple[str, str]] = []
     for source in sources:
-        if source.attention and not source.ops:
+        if source.attention and not source.ops and source.lazy:
             attention.append(LazyAttention(source, arch))
             continue
         try:
             parts = source.load(arch)
+        except DeviceError:  # an option that cannot be honoured
+            raise
         except LOADING as e:
             why = _reason(e)
             absent.append((source.name, why))

@@ -47,7 +47,7 @@ from thalweg.hal.step import StepShape
 from thalweg.hal.weights import DENSE, WeightFormat
 
 if TYPE_CHECKING:
-    from thalweg.backends.torch_gpu.library import Vendor
+    from thalweg.backends.torch_gpu.library import AheadKernels, Vendor
     from thalweg.backends.torch_gpu.runtime import Runtime
     from thalweg.hal.comm import Communicator
 
@@ -105,8 +105,12 @@ class GpuOptions:
     fused_rounding: bool = True
     """Norms and gates write codes of 8 bits and the scales of rows for layers with rounded inputs, in place of a launch. The
     bits are the same. No device has measured it. False: separate launches."""
+    flash_attn_4: bool = False
+    """Attention by FlashAttention-4, from kernels that `thalweg compile` made with the same option. NVIDIA, sm_90, sm_100 and
+    sm_103. No device has run it."""
     unshown_products: bool = False
-    """Take cuBLASLt without split sums for batch-invariant where that has not been shown: for the test that shows it."""
+    """Take cuBLASLt without split sums, and FlashAttention-4, for batch-invariant where that has not been shown: for the test
+    that shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +223,8 @@ class GpuPlatform(Platform):
 
         return TorchDriver(self.build)
 
-    def vendors(self) -> tuple[Vendor, ...]:
-        """Optional kernel libraries, best first."""
+    def vendors(self, ahead: AheadKernels | None = None) -> tuple[Vendor, ...]:
+        """Optional kernel libraries, best first. ahead: collects kernels to compile, for an absent device."""
         return ()
 
     def probe(self) -> Probe:
