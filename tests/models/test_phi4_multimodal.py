@@ -44,7 +44,8 @@ def make(path: Path) -> Any:
         "bos_token_id": 0, "eos_token_id": seeing.IDS["<|im_end|>"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     }  # fmt: skip
-    config = transformers.Phi4MultimodalConfig(**text, vision_config=eye, audio_config=AUDIO | {"audio_token_id": 5})
+    ear = AUDIO | {"audio_token_id": seeing.IDS["<|video_pad|>"]}
+    config = transformers.Phi4MultimodalConfig(**text, vision_config=eye, audio_config=ear)
     model = transformers.Phi4MultimodalForCausalLM._from_config(config, attn_implementation="eager").float().eval()
     spread(model, 5)
     model.generation_config.eos_token_id = None

@@ -53,7 +53,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "baichuan": {"model_max_length": "max_position_embeddings"},
     "exaone": {"num_layers": "num_hidden_layers"},
     "phi3_v": {"img_processor": "vision_config"},
-    "phi4mm": {"embd_layer": "vision_config"},
+    "phi4mm": {"embd_layer": "vision_config", "audio_processor": "audio_config"},
     "bloom": {"n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
               "seq_length": "max_position_embeddings"},
     "mpt": {"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",

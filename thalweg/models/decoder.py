@@ -60,6 +60,7 @@ from thalweg.models.vision.swin_source import SwinEncoder
 from thalweg.models.vision.tile_source import TileEncoder
 from thalweg.models.vision.tower import VisionEncoder
 from thalweg.models.vision.wav2vec import Wav2VecEncoder
+from thalweg.models.vision.window_conformer import WindowConformer
 from thalweg.models.voices.mimi import MimiNetwork
 from thalweg.models.voices.vits import VitsNetwork
 from thalweg.models.weights import ParamSpec, Weight
@@ -119,6 +120,7 @@ AUDIO: Mapping[type, Callable[..., Any]] = {
     spec.ConformerTranscriberSpec: ConformerTranscriber,
     spec.FastConformerSpec: FastConformer,
     spec.Wav2VecSpec: Wav2VecEncoder,
+    spec.WindowConformerSpec: WindowConformer,
 }
 """Declaration of an audio encoder -> the encoder."""
 

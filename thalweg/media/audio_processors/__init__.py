@@ -16,6 +16,7 @@ from thalweg.media.audio_processors.granite_speech import granite_speech
 from thalweg.media.audio_processors.granite_speech5 import granite_speech5
 from thalweg.media.audio_processors.kaldi import lasr, wav2vec2_bert
 from thalweg.media.audio_processors.parakeet import parakeet
+from thalweg.media.audio_processors.phi4_multimodal import phi4_multimodal
 from thalweg.media.audio_processors.voxtral_realtime import voxtral_realtime
 from thalweg.media.audio_processors.wav2vec import wav2vec
 from thalweg.media.mel import HOP, RATE, WINDOW
@@ -131,6 +132,8 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "ParakeetForCTC": parakeet,
     "ParakeetForRNNT": parakeet,
     "ParakeetForTDT": parakeet,
+    "Phi4MMForCausalLM": phi4_multimodal,
+    "Phi4MultimodalForCausalLM": phi4_multimodal,
     "Qwen2_5OmniForConditionalGeneration": _qwen2_5_omni,
     "Qwen2_5OmniModel": _qwen2_5_omni,
     "Qwen2_5OmniThinkerForConditionalGeneration": _qwen2_5_omni,
@@ -153,7 +156,7 @@ TOKEN_FILE_PROCESSORS: Mapping[str, Callable[[Config, Config, Path], AudioProces
     "VoxtralRealtimeForConditionalGeneration": voxtral_realtime,
 }
 """The same of models whose prompts follow from the tokenizer's file."""
-OTHER_SPECTRA = frozenset({granite_speech, granite_speech5, lasr, parakeet, wav2vec, wav2vec2_bert})
+OTHER_SPECTRA = frozenset({granite_speech, granite_speech5, lasr, parakeet, phi4_multimodal, wav2vec, wav2vec2_bert})
 """Those that check the settings of spectra themselves."""
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from thalweg.engine.messages import Input
 from thalweg.hal.parts.frames import Frames
 from thalweg.hal.step import SamplingArrays, StepBatch
 from thalweg.media.mel import HOP, RATE, spectrum
@@ -117,6 +118,10 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         wave = np.zeros(min(wanted + 2, last) * HOP, F32)
         wave[: sound.size] = sound
         return np.ascontiguousarray(spectrum(wave, self.bins)[:, :wanted])
+
+    def arrange(self, item: Input, ids: Sequence[int]) -> Input:
+        """As `MediaReader.arrange`. What follows the frames in `Input.size` is passed to `batch`."""
+        return item
 
     def batch(self, mel: np.ndarray, frames: int) -> StepBatch:
         """A clip as a step: one sequence for each chunk that layers attend within. frames: of the clip itself."""

@@ -47,6 +47,9 @@ class AudioReader(MediaReader):
             )
         ]  # fmt: skip
 
+    def arrange(self, item: Input, ids: Sequence[int], text: str) -> Input:
+        return self._processor.arrange(item, ids)
+
     def close(self) -> None:
         self._sounds.close()
 
@@ -93,7 +96,7 @@ class AudioKind(MediaKind):
 
     def build_batches(self, processor: AudioProcessor, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
         (item,) = items
-        return (processor.batch(item.data[0], item.size[0]),)
+        return (processor.batch(item.data[0], *item.size),)
 
 
 AUDIO = AudioKind()

@@ -1,5 +1,5 @@
 """Phi-4-multimodal: SigLIP encoder of tiles with filled parts, merged patches with learned vectors between rows, Phi-4-mini
-decoder. Its answers about images need the adapter that is published with it. Audio is not supported."""
+decoder, a conformer for audio. Its answers about images and audio need the adapters that are published with it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from thalweg.models.families import phi3
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.multimodal import is_blind
 from thalweg.models.families.towers.common import act, sees_all, size, vision_config
+from thalweg.models.families.towers.phi4_audio import read_audio
 from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Names, Norms, UngatedMLP, VisionSpec
 from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
 
@@ -24,6 +25,16 @@ NAMES = (
     (f"{IMAGES}glb_GN", f"{IMAGES}global_img_feature_extensor"),
     (f"{IMAGES}sub_GN", f"{IMAGES}sub_img_feature_extensor"),
 )
+AUDIO = f"{PARTS}audio_embed."
+AUDIO_NAMES = tuple(
+    (f"{AUDIO}audio_projection.{theirs}.{place}.", f"{AUDIO}{way}_proj_for_{ours}.")
+    for theirs, ours in (("speech", "speech"), ("vision", "vision_speech"))
+    for place, way in ((0, "up"), (2, "down"))
+)
+INSIDE = (
+    (".base_layer.", "."), (".net.0.linear.", ".gate_up_proj."), (".net.2.", ".down_proj."), (".linear_out.", ".o_proj."),
+    *((f".linear_{part}.", f".{part}_proj.") for part in "qkv"),
+)  # fmt: skip
 ADAPTED = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 GROUP = 4
 """Patches of one vector."""
@@ -34,7 +45,9 @@ def phi4_multimodal(config: Config) -> ModelSpec:
     if is_blind(config):
         return replace(spec, names=Names(skip=(PARTS,)))
     vision, unread = _encoder(config)
-    return replace(spec, vision=vision, names=Names(skip=(f"{PARTS}audio_embed.", *unread)))
+    heard = read_audio(config) if isinstance(config.get("audio_config"), dict) else None
+    skip = (*unread, *(() if heard is not None else (AUDIO,)))
+    return replace(spec, vision=vision, audio=heard, names=Names(skip=skip))
 
 
 def phi4mm(config: Config) -> ModelSpec:
@@ -49,7 +62,7 @@ def phi4mm(config: Config) -> ModelSpec:
         )
     spec = phi4_multimodal(config)
     adapters = (f"model.layers.{i}.{name}.lora_" for i in range(len(spec.layers)) for name in ADAPTED)
-    names = Names(replace=NAMES, inside=((".base_layer.", "."),), skip=(*spec.names.skip, *adapters))
+    names = Names(replace=(*NAMES, *AUDIO_NAMES), inside=INSIDE, skip=(*spec.names.skip, *adapters))
     return replace(spec, names=names)
 
 

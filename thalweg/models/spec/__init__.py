@@ -87,6 +87,7 @@ from thalweg.models.spec.vision import AttentionPoolSpec, ProjectorSpec, VisionS
 from thalweg.models.spec.vits import VitsSpec, VocoderSpec
 from thalweg.models.spec.wav2vec import PlaceConvolution, Wav2VecSpec
 from thalweg.models.spec.waveform import WaveformEncoder
+from thalweg.models.spec.window_conformer import WindowConformerSpec
 from thalweg.models.spec.window_pool import WindowPoolSpec
 from thalweg.models.spec.xielu import XieluMLP
 
@@ -218,6 +219,7 @@ __all__ = [
     "VocoderSpec",
     "Wav2VecSpec",
     "WaveformEncoder",
+    "WindowConformerSpec",
     "WindowPoolSpec",
     "WindowPooling",
     "XieluMLP",

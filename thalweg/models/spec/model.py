@@ -38,6 +38,7 @@ from thalweg.models.spec.tile_source import TileSource
 from thalweg.models.spec.vision import VisionSpec
 from thalweg.models.spec.vits import VitsSpec
 from thalweg.models.spec.wav2vec import Wav2VecSpec
+from thalweg.models.spec.window_conformer import WindowConformerSpec
 from thalweg.models.tail import Pooling
 from thalweg.models.weights import Source, TensorView, Weight, Weights, attach_views, matrices, table_source, vector
 
@@ -236,6 +237,7 @@ class ModelSpec:
         | ConformerTranscriberSpec
         | FastConformerSpec
         | Wav2VecSpec
+        | WindowConformerSpec
         | None
     ) = None
     """The audio encoder. Its vectors replace placeholders of a prompt."""
