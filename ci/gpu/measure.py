@@ -285,6 +285,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dependent", action="store_true", help="with dependent_launch; figures say so")
     parser.add_argument("--joined", action="store_true", help="with joined_attention; figures say so")
     parser.add_argument("--unfused", action="store_true", help="without fused_rounding; figures say so")
+    parser.add_argument("--flash4", action="store_true", help="with flash_attn_4, and --variant; figures say so")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
@@ -295,6 +296,8 @@ def _arguments() -> argparse.Namespace:
     if wrong := [n for n in args.figures if n not in known and not any(re.fullmatch(p, n) for p in FIGURE_KINDS)]:
         parser.error(f"--figures: {', '.join(wrong)}: names are as in open, step 1, prompt 512, idle, kernels of prompt 2048, "
                      "crowd, requests 64 x 1024 + 512, ceilings")  # fmt: skip
+    if args.flash4 and not args.variant:
+        parser.error("--flash4: FlashAttention-4 serves only with --variant; add it")
     for shape in args.shapes:
         try:
             Case(shape, args.layers).config()

@@ -25,6 +25,7 @@ ONE_PROCESS = ("tpu",)
 
 ATTENTION = "test_attention and not variant"
 LINEAR = "test_ops and (linear- or lora_) and not variant"
+FLASH_4 = "test_attention and flash-attn-4"
 NO_SPLIT = "test_ops and linear- and no-split-k"
 UNSHOWN = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
 """Environment of what shows that a library's rows keep their bits: that of `thalweg.backends.torch_gpu.linear`."""
@@ -128,6 +129,18 @@ class PartFactory:
             part, words=[*part.words, '--platform-options={"unshown_products": true}'], env={**part.env, **UNSHOWN},
             judges=False,
         )  # fmt: skip
+
+    def make_flash4(self) -> list[Part]:
+        """FlashAttention-4 from the kernels of `ci/gpu/flash4.py`, on request. If every row test passes, the architecture
+        belongs into SHOWN (thalweg/backends/cuda/flash4.py)."""
+        part = self.make_kit("kit flash-attn-4", FLASH_4, 20, 120, lead=True, default=False)
+        options = '--platform-options={"flash_attn_4": true, "unshown_products": true}'
+        case = Case("llama-8b", variant=True, flash4=True)
+        figures = ("open", "step 1", "step 64", "step 256", "prompt 512", "prompt 2048", "prompt 8192")
+        return [
+            replace(part, words=[*part.words, options], env={**part.env, **UNSHOWN}, judges=False),
+            self.make_measure("measure 8b flash4", case, figures, 25, 120, repeats=3, lead=True, default=False),
+        ]  # fmt: skip
 
     def make_others(self) -> list[Part]:
         """What a run does on request: what needs no device, or what other parts show better."""

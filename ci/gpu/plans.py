@@ -95,6 +95,7 @@ def make_long(f: PartFactory) -> list[Part]:
         _make_starts(f, "8b", 20, 200),
         f.make_script("sweep", 60, 420, *small, lead=True),
         f.make_script("sanitizer", 40, 300, lead=True),
+        *(f.make_flash4() if f.platform == "cuda" else []),
         *f.make_others(),
     ]
 

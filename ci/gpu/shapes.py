@@ -68,6 +68,7 @@ QUANTIZATIONS = ("fp8", "int4", "mxfp4")
 SETTINGS: dict[str, dict[str, bool]] = {
     "scaled": {"scaled_codes": True}, "variant": {}, "dependent": {"dependent_launch": True},
     "joined": {"joined_attention": True}, "unfused": {"fused_rounding": False},
+    "flash4": {"flash_attn_4": True},
 }  # fmt: skip
 """Fields of a case that are on or off, in the order of labels -> their options in `additional_config`."""
 
@@ -76,7 +77,8 @@ SETTINGS: dict[str, dict[str, bool]] = {
 class Case:
     """What figures are of. layers: as many as run, 0 for all. variant: with kernels that need not be batch-invariant too.
     scaled: with `scaled_codes`, which int4 has two ways for. dependent: with `dependent_launch`.
-    joined: with `joined_attention`. unfused: without `fused_rounding`."""
+    joined: with `joined_attention`. unfused: without `fused_rounding`.
+    flash4: with `flash_attn_4`, which also requires `variant`."""
 
     shape: str
     layers: int = 0
@@ -86,6 +88,7 @@ class Case:
     dependent: bool = False
     joined: bool = False
     unfused: bool = False
+    flash4: bool = False
 
     @property
     def all_layers(self) -> int:

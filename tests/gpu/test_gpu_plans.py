@@ -82,11 +82,17 @@ def test_a_gpu_gets_every_part_at_full_size_and_a_processor_small_ones(tmp_path:
     parts, plans = script("parts"), script("plans")
     full, hosted = (plans.make_parts("long", p, tmp_path) for p in ("cuda", parts.HOSTED))
     assert [p.name for p in full.values() if p.default] == LONG
-    assert [name for name in full if name != "kit no split k"] == list(hosted)
+    only_cuda = {"kit no split k", "kit flash-attn-4", "measure 8b flash4"}
+    assert [name for name in full if name not in only_cuda] == list(hosted)
     shows = full["kit no split k"]
     assert '--platform-options={"unshown_products": true}' in shows.words
     assert linear.WORKSPACE.items() <= shows.env.items()
-    assert {"tests", "kernels", "support", "bench host"} <= {p.name for p in full.values() if not p.default}
+    flash = full["kit flash-attn-4"]
+    assert '--platform-options={"flash_attn_4": true, "unshown_products": true}' in flash.words
+    assert "test_attention and flash-attn-4" in flash.words
+    assert {"--variant", "--flash4"} <= set(full["measure 8b flash4"].words)
+    on_request = {p.name for p in full.values() if not p.default}
+    assert {"tests", "kernels", "support", "bench host", "kit flash-attn-4", "measure 8b flash4"} <= on_request
     assert "--shapes=llama-8b" in full["measure 8b"].words
     assert {"--shapes=tiny", "--quick"} <= set(hosted["measure 8b"].words)
     assert ("--variant" in full["measure 1b variant"].words) > ("--variant" in full["measure 1b"].words)
@@ -153,7 +159,7 @@ def test_a_shape_has_one_engine_from_which_its_figures_come(tmp_path: Path, monk
 
 def test_the_kit_says_how_far_its_kernels_were_taken_and_is_shared_by_processes(tmp_path: Path) -> None:
     parts, plans = script("parts"), script("plans")
-    for platform, level, number in (("cuda", "executed", 5), (parts.HOSTED, "hosted", 4)):
+    for platform, level, number in (("cuda", "executed", 6), (parts.HOSTED, "hosted", 4)):
         kit = [p for p in plans.make_parts("long", platform, tmp_path, processes=5).values() if p.name.startswith("kit ")]
         assert len({p.evidence for p in kit}) == len(kit) == number
         for p in kit:
@@ -212,3 +218,28 @@ def test_the_shapes_are_those_of_the_published_models() -> None:
     for name, billions in (("llama-1b", 1.236), ("llama-8b", 8.03), ("qwen3-30b-a3b", 30.53), ("gpt-oss-20b", 20.91)):
         config = shapes.SHAPES[name]
         assert sizes.stored_values(registry.family(config)(config)) / 1e9 == pytest.approx(billions, rel=2e-3), name
+
+
+def test_kernels_of_flash_attention_4_are_compiled_for_every_kit_case_it_supports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from thalweg.backends.cuda import flash4_compile
+    from thalweg.hal.platform import CompiledKernel
+
+    made: list[str] = []
+
+    def compile_object(arch: str, spec: Any, path: Path) -> CompiledKernel:
+        made.append(path.name)
+        if "softcap" in path.name:
+            raise ValueError("too many registers\nand more")
+        return CompiledKernel(1.0, False)
+
+    monkeypatch.setattr(flash4_compile, "compile_object", compile_object)
+    monkeypatch.setattr("sys.argv", ["flash4.py", "--arch", "sm_90", f"--cache-dir={tmp_path}"])
+    assert script("flash4").main() == 1
+    kinds = ("d32-g1", "d64-g4", "d32-g2-window", "d32-g2-softcap5", "d128-g4")
+    assert made == [f"sm_90-bfloat16-{kind}.so" for kind in kinds]
+    said = capsys.readouterr().out
+    assert "sinks: not supported: has no sinks" in said
+    assert "latent: not supported: runs kinds full and window, not latent" in said
+    assert "flash-attn-4 sm_90-bfloat16-d32-g2-softcap5: ValueError: too many registers\n" in said
