@@ -52,7 +52,6 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def exponential(x: Tensor) -> Tensor:
-    """exp(x) of x <= 0: the shares of x and 0 in one softmax, divided. A softmax computes each row separately. torch.exp has no
-    such second routine, and copies arrays with gaps into others without."""
-    shares = torch.softmax(torch.stack([x, torch.zeros_like(x)], -1), -1)
-    return shares[..., 0] / shares[..., 1]
+    """exp(x) of x <= 0, and 0 below -88: sigmoid(x) / sigmoid(-x). torch.exp has no such second routine, and copies arrays with
+    gaps into others without."""
+    return sigmoid(x) / sigmoid(-x)

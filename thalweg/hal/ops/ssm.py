@@ -137,22 +137,20 @@ def ssd_steps(step: Tensor, log_rate: Tensor, bias: Tensor, low: float, high: fl
 
 class StateWalk:
     """From a token's state to the next one's. A block is read before its sequence's first token, and then only that sequence
-    writes it."""
+    writes it. The state is written after each token, so the next one reads it from there."""
 
     def __init__(self, held: Tensor, *batch: Tensor) -> None:
         rows = Ragged(*batch)
-        self._held, self._state = held, torch.zeros(held.shape[1:], dtype=held.dtype, device=held.device)
-        self._begins, self._fresh = rows.offset == 0, rows.fresh[rows.seq]
-        self._source, self._target = rows.read[rows.seq], rows.write[rows.seq]
+        begins, target = rows.offset == 0, rows.write[rows.seq]
+        self._held, self._zero = held, torch.zeros((), dtype=held.dtype, device=held.device)
+        self._fresh = begins & rows.fresh[rows.seq]
+        self._source, self._target = torch.where(begins, rows.read[rows.seq], target), target
 
     def enter(self, t: int) -> Tensor:
         """The state before token t."""
-        before = self._held.index_select(0, self._source[t : t + 1])[0]
-        start = torch.where(self._fresh[t], torch.zeros_like(before), before)
-        return torch.where(self._begins[t], start, self._state)
+        return torch.where(self._fresh[t], self._zero, self._held.index_select(0, self._source[t : t + 1])[0])
 
     def leave(self, t: int, state: Tensor) -> None:
-        self._state = state
         self._held.index_copy_(0, self._target[t : t + 1], state.unsqueeze(0))
 
 
