@@ -10,6 +10,7 @@ from thalweg.backends.torch_native.attention import TorchPagedAttention
 from thalweg.backends.torch_native.cross import CROSS
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
 from thalweg.backends.torch_native.encoder import TorchEncoderAttention
+from thalweg.backends.torch_native.general_delta import GENERAL_DELTA
 from thalweg.backends.torch_native.indexer import INDEXER
 from thalweg.backends.torch_native.linear import LINEAR
 from thalweg.backends.torch_native.logits import LOGITS
@@ -18,7 +19,7 @@ from thalweg.backends.torch_native.sampling import SAMPLING
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.op import Kernel
 
-KERNELS: tuple[Kernel, ...] = (*LINEAR, *ELEMENTWISE, *RECURRENCE, *INDEXER, *CROSS, *LOGITS, *SAMPLING)
+KERNELS: tuple[Kernel, ...] = (*LINEAR, *ELEMENTWISE, *GENERAL_DELTA, *RECURRENCE, *INDEXER, *CROSS, *LOGITS, *SAMPLING)
 ATTENTION: tuple[AttentionBackend, ...] = (
     TorchPagedAttention(batch_invariant=False),
     TorchPagedAttention(),
