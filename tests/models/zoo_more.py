@@ -81,6 +81,7 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
     "stablelm-12b": (
         transformers.StableLmConfig, {"use_parallel_residual": True, "qk_layernorm": True, "num_hidden_layers": 1, **_EIGHTS}
     ),
+    "persimmon": (transformers.PersimmonConfig, {"num_key_value_heads": 4, **_EIGHTS}),
     "phi": (transformers.PhiConfig, {}),
     "gpt-neox": (transformers.GPTNeoXConfig, {**_EIGHTS}),
     "gpt-neox-sequential": (

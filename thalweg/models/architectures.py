@@ -342,6 +342,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "PegasusForConditionalGeneration": f"{_FAMILIES}.bart:pegasus",
     "Phi3VForCausalLM": f"{_FAMILIES}.phi3_v:phi3_v",
     "PerceptionLMForConditionalGeneration": f"{_FAMILIES}.perception_lm:perception_lm",
+    "PersimmonForCausalLM": f"{_FAMILIES}.persimmon:persimmon",
     "Phi3ForCausalLM": f"{_FAMILIES}.phi3:phi3",
     "Phi4MMForCausalLM": f"{_FAMILIES}.phi4_multimodal:phi4mm",
     "Phi4MultimodalForCausalLM": f"{_FAMILIES}.phi4_multimodal:phi4_multimodal",

@@ -76,7 +76,7 @@ class Attention:
             self._wide = {k: norm if parts[k].whole else GatheredNorm(norm, parts[k]) for k, norm in whole.items()}
         if spec.norm is not None and spec.norm.mean:
             self._wide = {k: HeadLayerNorm(ctx, spec.norm, spec.head_dim, w) for k, w in norms.items()}
-        self.specs |= {k: {"weight": ParamSpec(w["weight"], ctx.dtype)} for k, w in norms.items()}
+        self.specs |= {k: {name: ParamSpec(each, ctx.dtype) for name, each in w.items()} for k, w in norms.items()}
         if self._slopes is not None:
             self.specs["slopes"] = self._slopes.spec
         if "sinks" in weights:

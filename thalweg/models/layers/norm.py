@@ -81,13 +81,14 @@ class ScaleLayer:
 
 
 class HeadLayerNorm:
-    """Layer normalisation of each head, without a bias and in float32: x [T, heads * n] -> the same shape. The weight has n
-    values for each head."""
+    """Layer normalisation of each head in float32: x [T, heads * n] -> the same shape. The weight has n values for each head,
+    and there is no bias, or the heads share n values of each (`HeadNorm.shared`)."""
 
     def __init__(self, ctx: Context, spec: HeadNorm, head_dim: int, weights: Mapping[str, Any]) -> None:
         self._head_dim, self._eps = head_dim, spec.eps
         tensors = len(weights["weight"].sources)  # one, which is divided, or one for each head, which are not
-        self._parts = HeadParts(ctx.mesh.tensor, tensors) if weights["weight"].shard is None else None
+        apart = weights["weight"].shard is None and not spec.shared
+        self._parts = HeadParts(ctx.mesh.tensor, tensors) if apart else None
         self.specs = {name: ParamSpec(w, ctx.dtype) for name, w in weights.items()}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
@@ -96,6 +97,8 @@ class HeadLayerNorm:
         wide = x.unflatten(-1, (-1, self._head_dim)).to(torch.float32)
         wide = wide - wide.mean(-1, keepdim=True)
         wide = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self._eps) * weight
+        if "bias" in p:
+            wide = wide + p["bias"].to(torch.float32)
         return wide.to(x.dtype).flatten(-2)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import KVKind
 from thalweg.models.spec.low_rank import LowRankProduct
-from thalweg.models.spec.norm import HeadNorm, Norm
+from thalweg.models.spec.norm import HeadNorm, LayerNorm, Norm
 from thalweg.models.spec.rope import Rope
 from thalweg.models.weights import Source, TensorView, Weight, Weights, heads_of_rank, linear, vector
 
@@ -194,7 +194,10 @@ class Attention:
         if self.bias and not self.key_bias:
             q, k, v = made["qkv"]["bias"].sources
             made["qkv"]["bias"] = replace(made["qkv"]["bias"], sources=(q, replace(k, absent=True), v))
-        if self.norm is not None and self.norm.mean:
+        if self.norm is not None and self.norm.shared:
+            for key, name in (("q_norm", self.norm.q), ("k_norm", self.norm.k)):
+                made[key] = LayerNorm(name, d, self.norm.eps).weights(at)
+        elif self.norm is not None and self.norm.mean:
             for key, name, heads in (("q_norm", self.norm.q, self.heads), ("k_norm", self.norm.k, self.kv_heads)):
                 apart = tuple(Source(f"{at}{name.format(i)}.weight", (d,)) for i in range(heads)) if "{}" in name else ()
                 one = Source(f"{at}{name}.weight", (heads, d), heads=heads if key == "k_norm" else 0)

@@ -142,10 +142,14 @@ class HeadNorm:
     k: str = "k_norm"
     mean: bool = False
     """Layer normalisation without a bias, with a weight per head. Names with {} are those of one head's tensor."""
+    shared: bool = False
+    """With `mean`: all heads have one weight and one bias."""
 
     def __post_init__(self) -> None:
         if self.mean and (self.offset or self.after or self.whole or self.value or not self.weight):
             raise ValueError("HeadNorm: layer normalisation of heads has weights, before rotation, and no offset")
+        if self.shared and not self.mean:
+            raise ValueError("HeadNorm: shared is only for layer normalisation")
 
 
 @dataclass(frozen=True, slots=True)
