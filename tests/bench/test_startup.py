@@ -67,6 +67,23 @@ def test_a_planned_start_waits_for_the_longer_of_what_runs_at_once() -> None:
     assert at["first byte"] == at["canary answered"] + 4.0
 
 
+@pytest.mark.parametrize(
+    "costs", [{}, {"server": 4.0}, {"server": 9.0}, {"tokenizer": 0.1}, {"tokenizer": 0.1, "server": 9.0}, {"framework": 1.0}]
+)
+def test_slack_is_what_a_phase_may_last_longer_without_a_later_first_byte(costs: dict[str, float]) -> None:
+    """Each phase is made longer by its slack, then by a second more."""
+    field = {"server imported": "server", "framework imported": "framework", "engine started": "open"}
+    plan = {p.point: p for p in predict_start(WORK, replace(COSTS, **costs))}
+    base = {**{name: getattr(COSTS, name) for name in field.values()}, **costs}
+    for point, name in field.items():
+        later = [_reach(**{**costs, name: base[name] + plan[point].slack + more})["first byte"] for more in (0.0, 1.0)]
+        assert later == pytest.approx([plan["first byte"].at, plan["first byte"].at + 1.0]), point
+    seconds = plan["tokenizer loaded"].seconds + plan["tokenizer loaded"].slack
+    for more in (0.0, 1.0):
+        slower = {**costs, "tokenizer": WORK.tokenizer / (seconds + more)}
+        assert _reach(**slower)["first byte"] == pytest.approx(plan["first byte"].at + more)
+
+
 def test_a_planned_start_counts_kernels_once_and_graphs_twice() -> None:
     """A captured step runs as it is written first."""
     more = replace(WORK, kernels=10, graphs=3)
@@ -113,7 +130,7 @@ def test_a_plan_is_printed_next_to_what_was_measured(tmp_path: Path, capsys: pyt
     assert started["seconds"] == 0.125
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("first byte")]
     measured = result["runs"]["warm"][0]["first byte"]
-    assert any(row[4] == f"{measured * 1e3:.0f}" for row in rows)
+    assert any(row[5] == f"{measured * 1e3:.0f}" for row in rows)
 
 
 @pytest.mark.nightly

@@ -83,6 +83,8 @@ RATES = ("read", "pack", "memory", "tokenizer")
 
 ASSUMED = {"tokenizer": 20e6}
 """Not measured here: of a tokenizer.json, bytes per second."""
+DISK = 5e9
+"""Assumed, if the model's files are absent too: bytes per second of an NVMe disk."""
 ABSENT: Mapping[str, float] = {"open": 1.0, "kernel": 4e-3, "pack": 12e9, "memory": 3.0e12}
 """The same of an absent device: its context, a kernel from Triton's cache, a copy over PCIe, and the memory's
 rate."""
@@ -90,12 +92,14 @@ rate."""
 
 @dataclass(frozen=True, slots=True)
 class StartPhase:
-    """A point of the chain. at: seconds from the start. seconds: of the phase alone. why: count and cost."""
+    """A point of the chain. at: seconds from the start. seconds: of the phase alone. why: count and cost. slack: seconds by
+    which it may be later without delaying the first byte."""
 
     point: str
     at: float
     seconds: float
     why: str
+    slack: float = 0.0
 
 
 def predict_start(work: StartWork, cost: StartCosts) -> list[StartPhase]:
@@ -111,15 +115,25 @@ def predict_start(work: StartWork, cost: StartCosts) -> list[StartPhase]:
     tokenizer = server + work.tokenizer / cost.tokenizer
     steps = STEPS * work.held / cost.memory
     canary = max(built, tokenizer) + steps
-    megabytes = f"{work.stored / 1e6:.0f} MB read, {work.held / 1e6:.0f} MB packed"
+    megabytes = (
+        f"{work.stored / 1e6:.0f} MB read in {read * 1e3:.0f} ms, while {work.held / 1e6:.0f} MB are packed in "
+        f"{packed * 1e3:.0f} ms"
+    )
+    late = max(0.0, tokenizer - built)  # every phase of the engine then has that much slack
+    free = max(0.0, built - tokenizer)
+    slack = {"server": min(max(0.0, framework - server) + late, free), "framework": max(0.0, server - framework) + late}
     return [
         StartPhase("command line", command, command, "imports"),
-        StartPhase("server imported", server, cost.server, "imports"),
-        StartPhase("tokenizer loaded", tokenizer, tokenizer - server, f"{work.tokenizer / 1e6:.1f} MB"),
-        StartPhase("framework imported", framework, cost.framework, "imports, while the server imports"),
-        StartPhase("engine started", started, cost.open, "the device is opened"),
-        StartPhase("weights loaded", loaded, loaded - started, megabytes),
-        StartPhase("engine built", built, kernels + graphs, f"{work.kernels} kernels loaded, {work.graphs} graphs captured"),
+        StartPhase("server imported", server, cost.server, "imports", slack["server"]),
+        StartPhase(
+            "tokenizer loaded", tokenizer, tokenizer - server, f"{work.tokenizer / 1e6:.1f} MB, while the engine builds", free
+        ),
+        StartPhase("framework imported", framework, cost.framework, "imports, while the server imports", slack["framework"]),
+        StartPhase("engine started", started, cost.open, "the device is opened", late),
+        StartPhase("weights loaded", loaded, loaded - started, megabytes, late),
+        StartPhase(
+            "engine built", built, kernels + graphs, f"{work.kernels} kernels loaded, {work.graphs} graphs captured", late
+        ),
         StartPhase("canary answered", canary, steps, f"{STEPS} steps"),
         StartPhase("first byte", canary + steps, steps, f"{STEPS} steps"),
     ]  # fmt: skip
@@ -147,6 +161,7 @@ def _count_absent(args: EngineArgs, tokenizer: int, name: str, absent: CrossComp
     use = model_scheme(config, args.quantization, spec)
     held = sizes.weight_bytes(spec, c.model.dtype, c.model.max_len, use=use)
     stored = sum(f.stat().st_size for f in path.glob("*.safetensors"))
+    stored = stored or sizes.weight_bytes(spec, c.model.dtype, c.model.max_len)  # of a directory with only a configuration
     return StartWork(stored, held, tokenizer, kernels, graphs), step
 
 
@@ -177,6 +192,8 @@ def plan_start(args: EngineArgs, arch: str, assume: Mapping[str, float]) -> tupl
         plan = memory.plan(args)
         work, measured, assumed = StartWork(plan.stored_bytes, plan.weights, tokenizer), {}, dict(ASSUMED)
     measured |= measure_costs(name, path)
+    if arch and math.isinf(measured["read"]):
+        assumed["read"] = DISK
     costs = assumed | {k: v for k, v in measured.items() if k not in assumed} | dict(assume)
     origin = {k: "given" if k in assume else "assumed" if k in assumed else "measured" for k in costs}
     return predict_start(work, StartCosts(**costs)), {k: f"{costs[k]:.4g} ({origin[k]})" for k in sorted(costs)}
@@ -253,8 +270,8 @@ def read_assumed(words: Sequence[str]) -> dict[str, float]:
 
 def format_plan(phases: Sequence[StartPhase], costs: Mapping[str, str], measured: Mapping[str, float]) -> str:
     """measured: point -> seconds from the start, of real starts. Empty: there were none."""
-    lines = [f"{'milliseconds':20}{'phase':>9}{'at':>9}{'measured':>10}"]
+    lines = [f"{'milliseconds':20}{'phase':>9}{'at':>9}{'slack':>9}{'measured':>10}"]
     for p in phases:
         real = f"{measured[p.point] * 1e3:10.0f}" if p.point in measured else " " * 10
-        lines.append(f"{p.point:20}{p.seconds * 1e3:9.0f}{p.at * 1e3:9.0f}{real}  {p.why}")
+        lines.append(f"{p.point:20}{p.seconds * 1e3:9.0f}{p.at * 1e3:9.0f}{p.slack * 1e3:9.0f}{real}  {p.why}")
     return "\n".join([*lines, "costs: " + ", ".join(f"{k} {v}" for k, v in costs.items())])
