@@ -23,6 +23,7 @@ KINDS = {
     "bloom": 2,  # slopes of heads
     "olmo2": 4,  # norms over all heads, and key heads that two ranks have
     "stablelm-12b": 4,  # norms with a tensor for each head
+    "persimmon": 2,  # one norm of all heads, with a bias
     "gemma3n": 2,  # gates cut by all of their values
     "minimax": 2,  # a norm over all heads of linear attention
     "bamba": 2,  # a group of Mamba-2 that every rank has

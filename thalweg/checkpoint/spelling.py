@@ -147,6 +147,10 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
 longest sequence: the number here is the default, which hf_overrides may change."""
 
 
+_PERSIMMON = {
+    "vocab_size": 262_144, "hidden_size": 4096, "intermediate_size": 16_384, "num_hidden_layers": 36, "num_attention_heads": 64,
+    "max_position_embeddings": 16_384,
+}  # fmt: skip
 _LLAMA = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "max_position_embeddings": 2048,
@@ -170,6 +174,7 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "vocab_size": 49_408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8,
         "max_position_embeddings": 77,
     },
+    ("fuyu", "persimmon"): _PERSIMMON,
     ("glmasr", "llama"): {
         "vocab_size": 59_264, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
         "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
@@ -246,6 +251,10 @@ TIED_INSIDE = ("llava_onevision",)
 """model_types with tie_word_embeddings possibly only in the text part."""
 
 
+FUYU = "fuyu"
+"""`model_type` of a model whose settings of images are those of the whole."""
+
+
 def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with its text part at the top level, common names for sizes, and the defaults of its class."""
     ends = _inner_ends(config)
@@ -275,6 +284,8 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
         config = {"text_config": config["decoder_config"], **{k: v for k, v in config.items() if k != "decoder_config"}}
     if config.get("model_type") == "t5gemma" and isinstance(config.get("decoder"), dict):
         config = {"text_config": config["decoder"], **{k: v for k, v in config.items() if k != "decoder"}}
+    if config.get("model_type") == FUYU and config.get("vision_config") is None:
+        config = {**config, "vision_config": {key: config[key] for key in ("patch_size", "num_channels") if key in config}}
     text = config.get("text_config")
     if isinstance(text, dict):
         around = {key: value for key, value in config.items() if key != "text_config"}

@@ -54,6 +54,7 @@ from thalweg.models.vision.conformer import Conformer
 from thalweg.models.vision.conformer_transcriber import ConformerTranscriber
 from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.masked import MaskedEncoder
+from thalweg.models.vision.patch_embedding import PatchEmbedding
 from thalweg.models.vision.patch_source import PatchEncoder
 from thalweg.models.vision.sam import SamEncoder
 from thalweg.models.vision.swin_source import SwinEncoder
@@ -129,9 +130,11 @@ VOICES: Mapping[type, Callable[..., Any]] = {spec.VitsSpec: VitsNetwork, spec.Mi
 """Declaration of a network that speaks -> the network."""
 
 
-def _vision_encoder(part: Any) -> type[VisionEncoder | SamEncoder | MaskedEncoder]:
+def _vision_encoder(part: Any) -> type[VisionEncoder | SamEncoder | MaskedEncoder | PatchEmbedding]:
     if isinstance(part, spec.SamSpec):
         return SamEncoder
+    if not part.layers:
+        return PatchEmbedding
     return MaskedEncoder if part.masked else VisionEncoder
 
 

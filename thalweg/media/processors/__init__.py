@@ -20,6 +20,7 @@ from thalweg.media.processors.deepseek_vl2 import DeepseekVl2, deepseek_vl2
 from thalweg.media.processors.donut import Donut, donut
 from thalweg.media.processors.dots_ocr import dots_ocr
 from thalweg.media.processors.florence2 import Florence2, florence2
+from thalweg.media.processors.fuyu import Fuyu, fuyu
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.glm5_next import Glm5Next, glm5_next
@@ -101,6 +102,7 @@ Processor = (
     | DeepseekVL
     | DeepseekVl2
     | Florence2
+    | Fuyu
     | Gemma3
     | Gemma4
     | Glm4v
@@ -179,6 +181,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": ernie4_5_vl,
     "Exaone4_5_ForConditionalGeneration": exaone4_5,
     "Florence2ForConditionalGeneration": florence2,
+    "FuyuForCausalLM": fuyu,
     "Gemma3ForConditionalGeneration": gemma3,
     "EmbeddingGemma2Model": gemma4,
     "Gemma4ForConditionalGeneration": gemma4,

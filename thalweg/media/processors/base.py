@@ -156,8 +156,10 @@ def three(said: Config, key: str, default: Sequence[float]) -> tuple[float, floa
     found = said.get(key)
     if found is None:
         found = list(default)
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        found = [found] * 3
     if not isinstance(found, list) or len(found) != 3 or not all(isinstance(v, int | float) for v in found):
-        raise CheckpointError(f"{FILE}: {key}: must be a list of 3 numbers, not {found!r:.80}")
+        raise CheckpointError(f"{FILE}: {key}: must be a number, or a list of 3, not {found!r:.80}")
     return float(found[0]), float(found[1]), float(found[2])
 
 
