@@ -19,9 +19,9 @@ from source import Source, imports, sources
 
 ROOT = Path(__file__).parents[1]
 SIDES = ("thalweg/checkpoint/gguf/architectures/", "thalweg/checkpoint/native", "thalweg/media/processors/",
-         "thalweg/media/audio_processors/", "thalweg/media/videos/")  # fmt: skip
+         "thalweg/media/audio_processors/", "thalweg/media/videos/", "thalweg/media/speakers/")  # fmt: skip
 """Guests' own files in another room: what a GGUF file, or Mistral's, calls a family, and how it differs from that; how
-its images and sounds are cut."""
+its images and sounds are cut, and how it speaks."""
 MOST = 1
 """Files beside its own that may know a guest: the registry."""
 
@@ -39,7 +39,7 @@ class Kind:
 
 
 KINDS = (
-    Kind("family", "thalweg/models/families", "thalweg/models/registry.py", named=True),
+    Kind("family", "thalweg/models/families", "thalweg/models/architectures.py", named=True),
     Kind("format", "thalweg/quantization/formats", "thalweg/quantization/registry.py"),
     Kind("KV group", "thalweg/engine/control/cache/groups", "thalweg/engine/control/cache/groups/__init__.py"),
     Kind("adapter format", "thalweg/checkpoint/adapters", "thalweg/checkpoint/adapters/__init__.py"),

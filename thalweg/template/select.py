@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from thalweg.errors import RequestError
@@ -17,14 +19,14 @@ VARIABLE = "chat_template"
 """Key for a template's name among the templates' keyword arguments."""
 
 
-STARTS: Mapping[str, str] = {"Molmo2ForConditionalGeneration": "{{ bos_token or eos_token }}"}
+STARTS = Path(__file__).parents[1] / "assets" / "template_starts.json"
 """Architecture -> what its prompts begin with, where the published templates leave that to the authors' processor."""
 
 
 def complete_templates(named: Mapping[str, str], architecture: str) -> Mapping[str, str]:
     """The templates of a model's files, with the start of its prompts before those that do not write it. named: name ->
     source."""
-    start = STARTS.get(architecture, "")
+    start = json.loads(STARTS.read_bytes()).get(architecture, "")
     return {name: source if "bos_token" in source else start + source for name, source in named.items()}
 
 

@@ -101,5 +101,5 @@ def idefics2(config: Config, said: Config) -> Idefics2:
         token=token(config, 32_001), patch=patch, side=edge(seen, "image_size", 224) // patch, marker="<image>",
         shortest=size["shortest_edge"], longest=size["longest_edge"], cuts=flag(said, "do_image_splitting", False),
         queries=integer(reads if isinstance(reads, dict) else {}, "resampler_n_latents", high=1 << 12, default=64),
-        **settings(said, mean=HALF, std=HALF, resample=BILINEAR),
+        separate=True, **settings(said, mean=HALF, std=HALF, resample=BILINEAR),
     )  # fmt: skip
