@@ -80,13 +80,24 @@ CHOKES = (
             "os.posix_spawn",
             "os.spawnv",
         ),
-        ("thalweg/host/processes.py", "thalweg/hal/testing/", "thalweg/bench/startup.py", "thalweg/bench/startup_plan.py"),
-        "one place starts processes",
+        (
+            "thalweg/host/processes.py",
+            "thalweg/hal/testing/",
+            "thalweg/bench/startup.py",
+            "thalweg/bench/startup_plan.py",
+            "thalweg/backends/cuda/flash4_compile.py",
+        ),
+        "one place starts processes; `thalweg compile` starts a linker",
     ),
     Choke(
         ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"),
-        ("thalweg/host/envs.py", "thalweg/backends/triton_kernels/testing.py", "thalweg/backends/torch_gpu/linear.py"),
-        "one file reads the environment; those of interpreted kernels and of matrix libraries set others' switches",
+        (
+            "thalweg/host/envs.py",
+            "thalweg/backends/triton_kernels/testing.py",
+            "thalweg/backends/torch_gpu/linear.py",
+            "thalweg/backends/cuda/flash4_compile.py",
+        ),
+        "one file reads the environment; those of interpreted kernels and of libraries set others' switches",
     ),
     Choke(
         ("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "torch.load", "numpy.load", "np.load"),
