@@ -164,3 +164,18 @@ def test_the_bytes_counted_are_the_bytes_held(dtype, path):
     params = load_params(built, path, device, load_format="dummy", progress=False)
     held = {t.data_ptr(): t.nbytes for _, t in walk(params) if isinstance(t, torch.Tensor)}
     assert sizes.weight_bytes(registry.family(config)(config), dtype, 24) == sum(held.values())
+
+
+def test_texts_in_and_out_with_the_world_vocabulary(path, tmp_path):
+    """As published: no tokenizer.json. Each byte is a token."""
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).symlink_to(path / name)
+    tokens = [bytes([b]) if b > 127 else chr(b) for b in range(256)]
+    lines = [f"{i} {token!r} 1" for i, token in enumerate(tokens, 1)]
+    (tmp_path / "rwkv_vocab_v20230424.txt").write_text("\n".join(lines), encoding="utf-8")
+    llm = LLM(str(tmp_path), device="cpu", dtype="float32", use_tqdm_on_load=False)
+    (done,) = llm.generate(["h\u00e9"], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
+    llm.shutdown()
+    ids = done.outputs[0].token_ids
+    assert done.prompt_token_ids == [105, 196, 170]
+    assert done.outputs[0].text == bytes(i - 1 for i in ids if 0 < i < 257).decode(errors="replace")
