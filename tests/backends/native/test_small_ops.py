@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from thalweg.backends.cpu.small_ops import aten, numpy_form
+from thalweg.backends.cpu.small_ops import aten, direct_form, numpy_form
 
 I32 = torch.int32
 HALF = torch.randn(4, 6, dtype=torch.bfloat16)
@@ -37,6 +37,33 @@ def test_a_form_gives_the_bits_of_the_operation(op: Callable[..., Any], args: tu
     assert form is not None
     form()
     assert torch.equal(out, wanted)
+
+
+FRACTIONS, COLUMN = torch.randn(3, 70), torch.rand(3, 1)
+DIRECT: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+    (aten.add.Tensor, (HALF, HALF[:1]), {}), (aten.add.Tensor, (FRACTIONS, 1), {}), (aten.mul.Tensor, (HALF, 0.3), {}),
+    (aten.add.Tensor, (FRACTIONS, COLUMN), {"alpha": 0.3}), (aten.sub.Tensor, (HALF, FRACTIONS[:1, :6]), {}),
+    (aten.mul.Tensor, (FRACTIONS, COLUMN), {}), (aten.div.Tensor, (FRACTIONS, COLUMN), {}), (aten.neg.default, (HALF,), {}),
+    (aten.sqrt.default, (COLUMN,), {}), (aten.rsqrt.default, (COLUMN,), {}), (aten.exp.default, (FRACTIONS,), {}),
+    (aten.sigmoid.default, (torch.stack([FRACTIONS, FRACTIONS], -1)[..., 0],), {}), (aten.tanh.default, (HALF,), {}),
+    (aten.mean.dim, (FRACTIONS, [-1], True), {}), (aten.sum.dim_IntList, (FRACTIONS, [-1]), {}),
+    (aten.sum.dim_IntList, (HALF, [0], True), {"dtype": torch.float32}), (aten.to.dtype, (FRACTIONS, torch.bfloat16), {}),
+    (aten._to_copy.default, (HALF,), {"dtype": torch.float32}), (aten.mul.Tensor, (FRACTIONS.T, COLUMN.T), {}),
+    (aten.clamp.default, (FRACTIONS, 0.1), {}), (aten.clamp.default, (HALF, None, 0.5), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "args", "static"), DIRECT, ids=lambda v: str(v) if callable(v) else "")
+def test_arithmetic_that_writes_to_its_place_gives_the_bits_of_the_operation(
+    op: Callable[..., Any], args: tuple[Any, ...], static: dict[str, Any]
+) -> None:
+    wanted = op(*args, **static)
+    out = torch.empty_like(wanted).fill_(1)
+    at, form = out.data_ptr(), direct_form(op, args, static, out)
+    assert form is not None
+    form()
+    assert torch.equal(out, wanted)
+    assert (out.data_ptr(), direct_form(aten.softmax.int, args, static, out)) == (at, None)
 
 
 def test_a_row_is_written_where_it_belongs() -> None:

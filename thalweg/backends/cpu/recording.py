@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 
 from thalweg.backends.cpu.native import REPLAYED, WORDS, NativeLibrary, alloc_zeros
 from thalweg.backends.cpu.prompts import fill_chunk
-from thalweg.backends.cpu.small_ops import CONSTANT, numpy_core, numpy_form
+from thalweg.backends.cpu.small_ops import CONSTANT, direct_form, numpy_core, numpy_form
 from thalweg.backends.eager import CompletedStep, EagerExecutable, copy_arrays, to_numpy, to_torch
 from thalweg.backends.tensors import memory_of, tensors_in
 from thalweg.hal.comm import SOLO, Communicator, Solo
@@ -160,10 +160,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         small = numpy_core(func, args, kwargs, list(moved.items()))
         if small is None and (len(moved) == 1 or (writes and not moved)):
             small = numpy_form(func, args, kwargs, moved.get(0))
+        if small is None and 0 in moved:
+            small = direct_form(func, args, kwargs, moved[0])
         if small is not None:
             self._parts.append(small)
-        elif func is torch.ops.aten._to_copy.default and moved:  # straight to where it belongs: logits are large
-            self._parts.append(functools.partial(_copy, args[0], moved[0]))
         elif moved or writes:
             self._parts.append(functools.partial(_again, func, args, kwargs, list(moved.items())))
         return _replace_tensors(out, moved)
@@ -192,10 +192,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _table(entries: Sequence[Sequence[int]]) -> np.ndarray:
     return np.array([[*e, *[0] * (WORDS - len(e))] for e in entries], np.int64)
-
-
-def _copy(source: Tensor, target: Tensor) -> None:
-    target.copy_(source)
 
 
 def _again(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], targets: list[tuple[int, Tensor]]) -> None:

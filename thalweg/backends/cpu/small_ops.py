@@ -33,6 +33,15 @@ def numpy_form(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: T
     return made
 
 
+def direct_form(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> Call | None:
+    """The same kernel of torch as `func(*args, **kwargs)`, which writes to `out`: no new tensor, and no copy. None: it has no
+    such form."""
+    if func in _CONVERSIONS:
+        return functools.partial(out.copy_, args[0])
+    run = _DIRECT.get(func)
+    return None if run is None else functools.partial(run, *args, **kwargs, out=out)
+
+
 def numpy_core(func: Any, args: Sequence[Any], static: Mapping[str, Any], outs: Sequence[tuple[int, Tensor]]) -> Call | None:
     """The same for a kernel with a `core` of arrays, which returns one or a tuple. outs: (place in that tuple, memory)."""
     core = getattr(func, "core", None)
@@ -174,3 +183,11 @@ _FORMS: dict[Any, Callable[..., Call | None]] = {
     aten.pad.default: _pad, aten.constant_pad_nd.default: _pad, aten.where.self: _where, aten.where.ScalarOther: _where,
     aten.sum.dim_IntList: _sum,
 }  # fmt: skip
+_CONVERSIONS = (aten.to.dtype, aten._to_copy.default)
+_DIRECT: dict[Any, Callable[..., Tensor]] = {
+    aten.add.Tensor: torch.add, aten.sub.Tensor: torch.sub, aten.mul.Tensor: torch.mul, aten.div.Tensor: torch.div,
+    aten.neg.default: torch.neg, aten.sqrt.default: torch.sqrt, aten.rsqrt.default: torch.rsqrt, aten.exp.default: torch.exp,
+    aten.sigmoid.default: torch.sigmoid, aten.tanh.default: torch.tanh, aten.clamp.default: torch.clamp,
+    aten.mean.dim: torch.mean, aten.sum.dim_IntList: torch.sum,
+}  # fmt: skip
+"""Functions of torch with the arguments of these operations, and `out`."""
