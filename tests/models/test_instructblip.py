@@ -16,7 +16,7 @@ pytest.importorskip("PIL.Image", reason="images need Pillow: pip install 'thalwe
 
 import seeing
 from seeing_queries import BLIP
-from test_images import SIZES, engine, picture, seen
+from test_images import SIZES, asks, engine, picture, seen
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from zoo import spread
 
@@ -45,6 +45,10 @@ QFORMER = {
 SIZES_OF_T5 = {"d_model": 2048, "d_ff": 5120, "num_layers": 24, "num_heads": 32}
 BEGIN = "<|im_end|>"
 """First token of texts of the decoder, as its tokenizer names it."""
+TEMPLATE = {
+    kind: "{% for p in messages[0].content %}{% if p.type == 'image' %}<image>" + begin + "{% else %}{{ p.text }}{% endif %}"
+    "{% endfor %}" for kind, begin in (("llama", BEGIN), ("t5", ""))
+}  # fmt: skip
 PROMPTS = ("what is this", "Where is it?", "what  is\nthat")
 
 
@@ -121,6 +125,9 @@ def test_answers_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
                 mine = [each[t].logprob for each, t in zip(out.outputs[0].logprobs, tokens, strict=True)]
                 np.testing.assert_allclose(mine, scores, atol=1e-4)
         assert len({tuple(out.outputs[0].token_ids) for out in outs}) > 1
+        chat = llm.chat(asks(images[0], PROMPTS[0]), params, use_tqdm=False, chat_template=TEMPLATE[kind])[0]
+        assert chat.prompt_token_ids == outs[0].prompt_token_ids
+        assert chat.outputs[0].token_ids == outs[0].outputs[0].token_ids
         with pytest.raises(RequestError, match="prompt: it has 32 tokens of the Q-Former, which reads at most 24"):
             llm.generate({"prompt": "a" * 30, "multi_modal_data": {"image": images[0]}}, params, use_tqdm=False)
         with pytest.raises(RequestError, match="2 images; this server accepts 1"):

@@ -163,6 +163,13 @@ def test_answers_about_clips_are_those_of_transformers(kind: str, tmp_path: Path
                 logits = model(**given(model, ids, parts)).logits[0, :-1].log_softmax(-1)
             mine = [each[token].logprob for each, token in zip(scored.prompt_logprobs[1:], ids[1:], strict=True)]
             np.testing.assert_allclose(mine, logits.gather(1, torch.tensor(ids[1:])[:, None])[:, 0], atol=1e-3)
+        both = {"multi_modal_data": {"audio": [a, b], "image": image}}
+        one, other = ("{}<|image_pad|>{} and {}", "{}<|image_1|>{} and {}")
+        written = [one.format("so: ", "<|AUDIO|>", "<|AUDIO|>"), other.format("so: ", "<|audio_1|>", "<|audio_2|>")]
+        made = llm.generate([{"prompt": text, **both} for text in written], GREEDY, use_tqdm=False)
+        assert made[0].prompt_token_ids == made[1].prompt_token_ids
+        with pytest.raises(RequestError, match="number placeholders from 1 on, each once and in order"):
+            llm.generate({"prompt": other.format("", "<|audio_2|>", "<|audio_1|>"), **both}, GREEDY, use_tqdm=False)
         with pytest.raises(RequestError, match="needs at least"):
             llm.chat(asks(hearing.sound(0.02)), GREEDY, use_tqdm=False)
     finally:

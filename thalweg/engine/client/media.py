@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -314,6 +315,7 @@ class MediaPreprocessor:
             self.check_whole(sources, text, NAME)
             return {**rest, **self.whole_prompt(*self.read(sources))}
         for kind in dict.fromkeys(source.kind for source in sources):
+            text = _replace_numbered(text, self._taken[kind].reader.numbered, self._taken[kind].marker)
             try:
                 text = self._taken[kind].reader.complete(text)
             except ValueError as e:
@@ -326,6 +328,18 @@ class MediaPreprocessor:
     async def prompt_async(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """`prompt`, off the event loop."""
         return await asyncio.to_thread(self.prompt, fields)
+
+
+def _replace_numbered(text: str, numbered: str, marker: str) -> str:
+    """A prompt with the marker for each of a kind's numbered placeholders, which must be in order."""
+    if not numbered:
+        return text
+    before, behind = map(re.escape, numbered.split("{}"))
+    found = [int(n) for n in re.findall(f"{before}([0-9]{{1,4}}){behind}", text)]
+    if found != list(range(1, len(found) + 1)):
+        names = ", ".join(numbered.format(n) for n in found[:5])
+        raise RequestError(f"prompt: has {names}: number placeholders from 1 on, each once and in order", "prompt")
+    return re.sub(f"{before}[0-9]{{1,4}}{behind}", lambda _: marker, text)
 
 
 def _cover(reader: MediaReader, item: MediaItem, prompt: int) -> Sequence[Input]:

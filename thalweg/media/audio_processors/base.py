@@ -54,6 +54,8 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Values of a vector that turn by its chunk, and as many by its place in it; 0 = none do."""
     spin: tuple[float, float] = (1200.0, 0.04)
     """Rotary time embedding: the base, and seconds from one vector to the next."""
+    numbered: str = ""
+    """As of `MediaReader`."""
     edges: tuple[int, int] | None = None
     """Ids before and after a clip's vectors."""
     apart: bool = False

@@ -117,5 +117,6 @@ def phi4_multimodal(config: Config, said: Config) -> Phi4MultimodalAudio:
         token=integer(heard, "audio_token_id", low=0, default=200_011),
         bins=integer(heard, "input_size", high=1 << 12, default=80),
         hidden=integer(heard, "hidden_size", high=1 << 20, default=1024), chunk=500, halvings=3, group=1, most=LONGEST, least=1,
-        ends="short", image=integer(seen if isinstance(seen, dict) else {}, "image_token_id", low=0, default=200_010),
+        ends="short", numbered="<|audio_{}|>",
+        image=integer(seen if isinstance(seen, dict) else {}, "image_token_id", low=0, default=200_010),
     )  # fmt: skip

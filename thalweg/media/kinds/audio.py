@@ -24,7 +24,7 @@ class AudioReader(MediaReader):
     def __init__(self, kind: str, processor: AudioProcessor, settings: MediaSettings) -> None:
         self._kind, self._processor, self._uncut = kind, processor, settings.uncut
         self._sounds = AudioLoader(processor, READERS)
-        self.start = getattr(processor, "start", ())
+        self.start, self.numbered = getattr(processor, "start", ()), processor.numbered
 
     def read(self, source: MediaSource, data: bytes) -> ProcessedAudio:
         if source.samples is not None:

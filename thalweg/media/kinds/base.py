@@ -99,6 +99,8 @@ class MediaReader(ABC):
     """An item is the source of cross-attention: an input without positions. A prompt has at most one."""
     single: bool = False
     """A prompt has one item of this kind."""
+    numbered: str = ""
+    """Another placeholder in programs' prompts, with {} for the item's number, from 1. "": there is none."""
     start: Sequence[int] = ()
     """An item has no placeholders: its vectors are added to the tokens from the first, those of the answer included. The prompt
     begins with these ids, and the sequence ends with the item's last vector. (): it has placeholders."""

@@ -85,6 +85,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Images are resized by sampling the source at the place of each pixel, without a filter (bilinear)."""
     reads_text: bool = False
     """Its encoder reads the text of the prompt, too (`add_text`)."""
+    numbered: str = ""
+    """As of `MediaReader`."""
     separate: bool = False
     """Its encoder computes one image at a time."""
     prefix: int = 0

@@ -81,5 +81,5 @@ def phi3_v(config: Config, said: Config) -> Phi3V:
     return Phi3V(
         token=token(config, 32_044), patch=integer(seen, "patch_size", default=14),
         side=integer(seen, "image_size", default=336), most=integer(said, "num_crops", high=64, default=1, where=FILE),
-        **settings(said, mean=MEAN, std=STD, resample=BILINEAR),
+        numbered="<|image_{}|>", **settings(said, mean=MEAN, std=STD, resample=BILINEAR),
     )  # fmt: skip

@@ -138,6 +138,7 @@ def phi4_multimodal(config: Config, said: Config) -> Phi4Multimodal:
     )
     given = settings(said, mean=HALF, std=HALF)
     return Phi4Multimodal(
+        numbered="<|image_{}|>",
         token=integer(seen, "image_token_id", low=0, default=200_010), patch=edge(seen, "patch_size", 14), side=side,
         most=integer(said, "dynamic_hd", high=256, default=36, where=FILE), **{**given, "resample": BILINEAR},
     )  # fmt: skip
