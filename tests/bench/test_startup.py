@@ -70,18 +70,28 @@ def test_a_planned_start_waits_for_the_longer_of_what_runs_at_once() -> None:
 @pytest.mark.parametrize(
     "costs", [{}, {"server": 4.0}, {"server": 9.0}, {"tokenizer": 0.1}, {"tokenizer": 0.1, "server": 9.0}, {"framework": 1.0}]
 )
-def test_slack_is_what_a_phase_may_last_longer_without_a_later_first_byte(costs: dict[str, float]) -> None:
+@pytest.mark.parametrize("strategy", ["lazy", "prefetch", "eager"])
+def test_slack_is_what_a_phase_may_last_longer_without_a_later_first_byte(costs: dict[str, float], strategy: str) -> None:
     """Each phase is made longer by its slack, then by a second more."""
+    work = replace(WORK, strategy=strategy)
     field = {"server imported": "server", "framework imported": "framework", "engine started": "open"}
-    plan = {p.point: p for p in predict_start(WORK, replace(COSTS, **costs))}
+    plan = {p.point: p for p in predict_start(work, replace(COSTS, **costs))}
     base = {**{name: getattr(COSTS, name) for name in field.values()}, **costs}
     for point, name in field.items():
-        later = [_reach(**{**costs, name: base[name] + plan[point].slack + more})["first byte"] for more in (0.0, 1.0)]
+        later = [_reach(work, **{**costs, name: base[name] + plan[point].slack + more})["first byte"] for more in (0.0, 1.0)]
         assert later == pytest.approx([plan["first byte"].at, plan["first byte"].at + 1.0]), point
     seconds = plan["tokenizer loaded"].seconds + plan["tokenizer loaded"].slack
     for more in (0.0, 1.0):
         slower = {**costs, "tokenizer": WORK.tokenizer / (seconds + more)}
-        assert _reach(**slower)["first byte"] == pytest.approx(plan["first byte"].at + more)
+        assert _reach(work, **slower)["first byte"] == pytest.approx(plan["first byte"].at + more)
+
+
+def test_a_planned_start_reads_files_while_it_imports_where_it_is_asked_to() -> None:
+    """10 seconds of reading, 5 of packing, from the command line at 1.0; the engine starts at 6.5."""
+    reached = {s: _reach(replace(WORK, strategy=s))["weights loaded"] for s in ("lazy", "prefetch", "eager")}
+    assert reached == {"lazy": 16.5, "prefetch": 11.5, "eager": 16.0}
+    assert _reach(replace(WORK, strategy="prefetch"), pack=200.0)["weights loaded"] == 16.5
+    assert _reach(replace(WORK, strategy="prefetch"), read=50.0)["weights loaded"] == 21.0
 
 
 def test_a_planned_start_counts_kernels_once_and_graphs_twice() -> None:

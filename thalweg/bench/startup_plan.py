@@ -58,6 +58,8 @@ class StartWork:
     tokenizer: int
     kernels: int = 0
     graphs: int = 0
+    strategy: str = "lazy"
+    """How files are read (`safetensors_load_strategy`). prefetch, eager: since the engine's process began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,13 @@ def predict_start(work: StartWork, cost: StartCosts) -> list[StartPhase]:
     started = max(server, framework) + cost.open
     read, packed = work.stored / cost.read, work.held / cost.pack
     loaded = started + max(read, packed)  # threads read while others copy
+    idle = 0.0  # of the engine, while it waits for reads that do not wait for it
+    if work.strategy == "prefetch":
+        loaded = max(started + packed, command + read)
+        idle = loaded - started - packed
+    elif work.strategy == "eager":
+        loaded = max(started, command + read) + packed
+        idle = loaded - started - packed
     kernels = work.kernels * cost.kernel
     graphs = work.graphs * cost.step * REHEARSED
     built = loaded + kernels + graphs
@@ -121,7 +130,10 @@ def predict_start(work: StartWork, cost: StartCosts) -> list[StartPhase]:
     )
     late = max(0.0, tokenizer - built)  # every phase of the engine then has that much slack
     free = max(0.0, built - tokenizer)
-    slack = {"server": min(max(0.0, framework - server) + late, free), "framework": max(0.0, server - framework) + late}
+    slack = {
+        "server": min(max(0.0, framework - server) + idle + late, free),
+        "framework": max(0.0, server - framework) + idle + late,
+    }
     return [
         StartPhase("command line", command, command, "imports"),
         StartPhase("server imported", server, cost.server, "imports", slack["server"]),
@@ -129,7 +141,7 @@ def predict_start(work: StartWork, cost: StartCosts) -> list[StartPhase]:
             "tokenizer loaded", tokenizer, tokenizer - server, f"{work.tokenizer / 1e6:.1f} MB, while the engine builds", free
         ),
         StartPhase("framework imported", framework, cost.framework, "imports, while the server imports", slack["framework"]),
-        StartPhase("engine started", started, cost.open, "the device is opened", late),
+        StartPhase("engine started", started, cost.open, "the device is opened", idle + late),
         StartPhase("weights loaded", loaded, loaded - started, megabytes, late),
         StartPhase(
             "engine built", built, kernels + graphs, f"{work.kernels} kernels loaded, {work.graphs} graphs captured", late
@@ -162,7 +174,7 @@ def _count_absent(args: EngineArgs, tokenizer: int, name: str, absent: CrossComp
     held = sizes.weight_bytes(spec, c.model.dtype, c.model.max_len, use=use)
     stored = sum(f.stat().st_size for f in path.glob("*.safetensors"))
     stored = stored or sizes.weight_bytes(spec, c.model.dtype, c.model.max_len)  # of a directory with only a configuration
-    return StartWork(stored, held, tokenizer, kernels, graphs), step
+    return StartWork(stored, held, tokenizer, kernels, graphs, args.reading[0]), step
 
 
 def find_absent(arch: str) -> tuple[str, CrossCompiler]:
@@ -190,7 +202,11 @@ def plan_start(args: EngineArgs, arch: str, assume: Mapping[str, float]) -> tupl
     else:
         name = discovery.resolve_platform(args.device).name
         plan = memory.plan(args)
-        work, measured, assumed = StartWork(plan.stored_bytes, plan.weights, tokenizer), {}, dict(ASSUMED)
+        work, measured, assumed = (
+            StartWork(plan.stored_bytes, plan.weights, tokenizer, strategy=args.reading[0]),
+            {},
+            dict(ASSUMED),
+        )
     measured |= measure_costs(name, path)
     if arch and math.isinf(measured["read"]):
         assumed["read"] = DISK

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thalweg.checkpoint import ahead
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.config import EngineArgs, check_args
 from thalweg.engine.planning import checkpoint_config, resolve
@@ -59,6 +60,7 @@ def prepare(device: str, expected: EngineArgs | None = None) -> None:
         platform = discovery.resolve_platform(device)
         if platform.runs_models and (expected is None or is_inline(expected.distributed_executor_backend)):
             if expected is not None:
+                ahead.begin(expected)
                 _expect(platform, expected)
             platform.preload()  # first: the platform decides how its framework is imported
             import thalweg.models.build
@@ -80,11 +82,13 @@ def start_ahead(args: EngineArgs) -> Iterator[None]:
         yield
         return
     platform.begin()
+    ahead.begin(args)
     _expect(platform, args)
     try:
         yield
     except BaseException:
         platform.expect(0)
+        ahead.drop()
         raise
 
 
