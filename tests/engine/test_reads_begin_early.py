@@ -86,7 +86,9 @@ def test_a_build_that_fails_stops_the_reads(model: Path, monkeypatch: pytest.Mon
         with start_ahead(given):
             readers.extend(ahead._begun.values())
             assert inside.wait(10)
-            threading.Timer(0.05, on.set).start()  # while the build stops the reads
+            stopped = readers[0]._stopped
+            plain = stopped.set
+            monkeypatch.setattr(stopped, "set", lambda: (plain(), on.set()))
             raise KeyError
 
     with pytest.raises(KeyError):
