@@ -52,6 +52,9 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
     "baichuan": {"model_max_length": "max_position_embeddings"},
     "exaone": {"num_layers": "num_hidden_layers"},
+    "kosmos_2_text_model": {
+        "embed_dim": "hidden_size", "layers": "num_hidden_layers", "attention_heads": "num_attention_heads",
+    },
     "phi3_v": {"img_processor": "vision_config"},
     "phi4mm": {"embd_layer": "vision_config", "audio_processor": "audio_config"},
     "bloom": {"n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
@@ -184,6 +187,9 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("instructblip", "llama"): _LLAMA,
     ("instructblip", "t5"): {"vocab_size": 32_128},
     ("internvl", "qwen2"): _QWEN2,
+    ("kosmos-2", "kosmos_2_text_model"): {
+        "vocab_size": 65_037, "embed_dim": 2048, "layers": 24, "attention_heads": 32, "max_position_embeddings": 2048,
+    },
     ("llava", "llama"): _LLAMA,
     ("llava", "mistral"): _MISTRAL,
     ("llava_next", "granite"): _LLAMA,

@@ -229,6 +229,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "KimiLinearForCausalLM": f"{_FAMILIES}.kimi_linear:kimi_linear",
     "KimiVLForConditionalGeneration": f"{_FAMILIES}.kimi_vl:kimi_vl",
     "Kolibri1ForCausalLM": f"{_FAMILIES}.kolibri1:kolibri1",
+    "Kosmos2ForConditionalGeneration": f"{_FAMILIES}.kosmos2:kosmos2",
     "LagunaForCausalLM": f"{_FAMILIES}.laguna:laguna",
     "LaraMiniForCausalLM": f"{_FAMILIES}.lara_mini:lara_mini",
     "Lfm2ForCausalLM": f"{_FAMILIES}.lfm2:lfm2",

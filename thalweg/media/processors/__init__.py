@@ -30,6 +30,7 @@ from thalweg.media.processors.idefics2 import Idefics2, idefics2
 from thalweg.media.processors.idefics3 import Idefics3, ModernVBert, colmodernvbert, idefics3
 from thalweg.media.processors.instructblip import InstructBlip, InstructBlipSource, instructblip, read_files
 from thalweg.media.processors.kimi import Kimi, kimi
+from thalweg.media.processors.kosmos2 import Kosmos2, kosmos2
 from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
 from thalweg.media.processors.lfm3_vl import Lfm3, lfm3_vl
 from thalweg.media.processors.llama4 import Llama4, llama4
@@ -118,6 +119,7 @@ Processor = (
     | Exaone45
     | Janus
     | Kimi
+    | Kosmos2
     | Lfm2Vl
     | Lfm3
     | CommandAVision
@@ -205,6 +207,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Kimi_K25ForConditionalGeneration": kimi,
     "KimiK25ForConditionalGeneration": kimi,
     "KimiVLForConditionalGeneration": kimi,
+    "Kosmos2ForConditionalGeneration": kosmos2,
     "Lfm2VlForConditionalGeneration": lfm2_vl,
     "Lfm3VlForConditionalGeneration": lfm3_vl,
     "LightOnOCRForConditionalGeneration": lighton_ocr,

@@ -27,7 +27,7 @@ from thalweg.models.context import Context
 from thalweg.models.flow import Flow, KeysValues, MixerRef
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.low_rank import LowRankProduct
-from thalweg.models.layers.norm import HeadLayerNorm, RMSNorm, norm_facts
+from thalweg.models.layers.norm import HeadLayerNorm, RMSNorm, build_norm, norm_facts
 from thalweg.models.layers.ranks import GatheredNorm, HeadParts
 from thalweg.models.spec.attention import PLACES
 from thalweg.models.weights import ParamSpec, Weight, table_source
@@ -65,6 +65,12 @@ class Attention:
             self.specs["low"] = self._low.specs
         norms = {k: weights[k] for k in ("q_norm", "k_norm") if k in weights}
         self._wide: dict[str, RMSNorm | HeadLayerNorm | GatheredNorm] = {}
+        self._whole_norm: Any = None
+        if spec.out_norm is not None:
+            parts_of = HeadParts(ctx.mesh.tensor, spec.heads)
+            norm = build_norm(ctx, spec.out_norm, weights["out_norm"])
+            self._whole_norm = norm if parts_of.whole else GatheredNorm(norm, parts_of)
+            self.specs["out_norm"] = norm.specs
         self._value_norm = None
         if spec.norm is not None and spec.norm.value and not self._reads:
             self._value_norm = ctx.bind(ops.rms_norm, size=spec.head_dim, **norm_facts(spec.norm.eps, 0.0))
@@ -124,6 +130,7 @@ class Attention:
             out = out[..., : self._value_dim]
         out = out if self._out_norm is None else self._out_norm(out)
         out = flow.cut(out.flatten(-2))
+        out = out if self._whole_norm is None else self._whole_norm(p["out_norm"], out)
         return self._out(p["out"], out if self._gate is None else self._gate(out, flow.cut(gate)), flow, read=True)
 
     def _keys(self, p: Mapping[str, Any], kv: Sequence[Array], flow: Flow) -> KeysValues:

@@ -9,7 +9,7 @@ from thalweg.hal.comm import Communicator
 from thalweg.hal.step import Array
 
 if TYPE_CHECKING:
-    from thalweg.models.layers.norm import RMSNorm
+    from thalweg.models.layers.norm import BoundNorm
 
 
 class HeadParts:
@@ -35,7 +35,7 @@ class HeadParts:
 class GatheredNorm:
     """x [T, this rank's values] -> the same shape, normed over all heads."""
 
-    def __init__(self, norm: RMSNorm, parts: HeadParts) -> None:
+    def __init__(self, norm: BoundNorm, parts: HeadParts) -> None:
         self._norm, self._parts = norm, parts
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:

@@ -39,6 +39,7 @@ from thalweg.models.spec.hyper import HyperConnection, HyperStreams
 from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.kda import KimiDelta
 from thalweg.models.spec.latent import LatentAttention
+from thalweg.models.spec.latent_reader import LatentReaderSpec
 from thalweg.models.spec.lightning import LightningAttention
 from thalweg.models.spec.long_encoder import GlobalLocalAttention, SummaryAttention
 from thalweg.models.spec.low_rank import LowRankProduct
@@ -148,6 +149,7 @@ __all__ = [
     "KeptRows",
     "KimiDelta",
     "LatentAttention",
+    "LatentReaderSpec",
     "Laurel",
     "Layer",
     "LayerEnding",

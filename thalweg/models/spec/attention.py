@@ -90,6 +90,8 @@ class Attention:
     """Added to q, k and v."""
     out_eps: float = 0.0
     """Of an RMSNorm of each head's output, before a gate and without a weight; 0 = no norm."""
+    out_norm: LayerNorm | None = None
+    """Of all heads' outputs together, before the last product. Ranks gather all heads for it."""
     name: str = "self_attn"
     parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     fused: str = ""
@@ -194,6 +196,8 @@ class Attention:
         if self.bias and not self.key_bias:
             q, k, v = made["qkv"]["bias"].sources
             made["qkv"]["bias"] = replace(made["qkv"]["bias"], sources=(q, replace(k, absent=True), v))
+        if self.out_norm is not None:
+            made["out_norm"] = self.out_norm.weights(at)
         if self.norm is not None and self.norm.shared:
             for key, name in (("q_norm", self.norm.q), ("k_norm", self.norm.k)):
                 made[key] = LayerNorm(name, d, self.norm.eps).weights(at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from thalweg.models.spec.norm import LayerNorm
 from thalweg.models.weights import Weights, linear
 
 
@@ -60,6 +61,8 @@ class UngatedMLP:
     """down(act(up(x)))."""
 
     inner: int
+    norm: LayerNorm | None = None
+    """Of what `down` reads. Ranks gather it for that."""
     act: str = "gelu"
     """As `ops.activation` names it."""
     bias: bool = False
@@ -79,4 +82,5 @@ class UngatedMLP:
         return {
             "up": linear({f"{at}{self.up}": self.inner}, hidden, shard=0, bias=self.bias, turned=self.turned),
             "down": linear({f"{at}{self.down}": hidden}, self.inner, shard=1, bias=self.bias, turned=self.turned),
+            **({} if self.norm is None else {"norm": self.norm.weights(at)}),
         }

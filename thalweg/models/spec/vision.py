@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
+from thalweg.models.spec.latent_reader import LatentReaderSpec
 from thalweg.models.spec.norm import AnyNorm, LayerNorm
 from thalweg.models.spec.perceiver import PerceiverSpec
 from thalweg.models.spec.qformer import QFormerSpec
@@ -18,7 +19,7 @@ from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, 
 if TYPE_CHECKING:
     from thalweg.models.spec.model import Layer
 
-AnyResampler = ResamplerSpec | QueryProjectorSpec | QFormerSpec | PerceiverSpec | WindowPoolSpec
+AnyResampler = ResamplerSpec | QueryProjectorSpec | QFormerSpec | PerceiverSpec | WindowPoolSpec | LatentReaderSpec
 """As many vectors of each view, whatever its size, or one of each window. `weights` gets the language model's size of
 vectors."""
 

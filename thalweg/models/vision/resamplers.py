@@ -7,6 +7,7 @@ from typing import Any
 
 from thalweg.models import spec
 from thalweg.models.context import Context
+from thalweg.models.vision.latent_reader import LatentReader
 from thalweg.models.vision.perceiver import Perceiver
 from thalweg.models.vision.qformer import ViewQFormer
 from thalweg.models.vision.query_projector import QueryProjector
@@ -15,6 +16,7 @@ from thalweg.models.vision.text_qformer import ViewTextQFormer
 from thalweg.models.vision.window_pool import WindowPool
 
 RESAMPLERS: Mapping[type, Callable[[Context, Any, Mapping[str, Any]], Any]] = {
+    spec.LatentReaderSpec: LatentReader,
     spec.PerceiverSpec: Perceiver,
     spec.QFormerSpec: ViewQFormer,
     spec.QueryProjectorSpec: QueryProjector,
