@@ -35,7 +35,7 @@ def speak_theirs(path, text: str, frames: int, voice: str = "0") -> tuple[np.nda
     return codes.numpy(), model.codec_model.decode(codes.T[None]).audio_values[0, 0].numpy()
 
 
-@pytest.mark.parametrize("platform", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
+@pytest.mark.parametrize("platform", [pytest.param(p, marks=pytest.mark.slow) for p in ("reference", "cpu")])
 def test_speech_is_that_of_transformers(platform, tmp_path):
     """Several texts in the same steps."""
     path = make_csm(tmp_path)
@@ -49,6 +49,7 @@ def test_speech_is_that_of_transformers(platform, tmp_path):
         assert speech.rate == 800
 
 
+@pytest.mark.slow
 def test_preempted_sequences_keep_their_codes(tmp_path):
     """A cache for one and a half of them."""
     path = make_csm(tmp_path)

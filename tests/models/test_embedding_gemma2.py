@@ -52,7 +52,7 @@ def make(path: Path, vision: bool) -> Any:
 READS = transformers.Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70, pooling_kernel_size=2)
 
 
-@pytest.mark.parametrize("vision", [True, False])
+@pytest.mark.parametrize("vision", [pytest.param(True, marks=pytest.mark.slow), False])
 @torch.inference_mode()
 def test_vectors_are_those_of_transformers(vision: bool, tmp_path: Path) -> None:
     """Of texts within a window and beyond it, and of an image."""

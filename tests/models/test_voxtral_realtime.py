@@ -30,7 +30,9 @@ def open_llm(path, **more) -> LLM:
     return LLM(str(path), **(said | more))
 
 
-@pytest.mark.parametrize("platform", ["cpu", pytest.param("reference", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "platform", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("reference", marks=pytest.mark.nightly)]
+)
 def test_tokens_are_those_of_transformers(platform, tmp_path):
     """Each token of an answer reads audio. Clips are longer than windows of the encoder and the decoder, prompts longer than a
     step, and clips run together. Few blocks: some sequences are preempted, and computed again."""
@@ -52,6 +54,7 @@ def test_tokens_are_those_of_transformers(platform, tmp_path):
         llm.shutdown()
 
 
+@pytest.mark.slow
 def test_clips_with_equal_beginnings_share_cached_blocks(tmp_path):
     """Keys and values of a token depend on no later audio. Clips with other beginnings share the silence before them."""
     model = zoo.make_voxtral_realtime(tmp_path)
