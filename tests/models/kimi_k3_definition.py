@@ -76,15 +76,15 @@ def shapes(c: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             if c["mla_use_output_gate"]:
                 out[f"{own}g_proj.weight"] = (heads * value, hidden)
         if not _mixes(c, i):
-            out |= _gated(f"{at}mlp.", hidden, c["intermediate_size"], ("gate_proj", "up_proj", "down_proj"))
+            out |= _name_gated(f"{at}mlp.", hidden, c["intermediate_size"], ("gate_proj", "up_proj", "down_proj"))
             continue
         moe, seen, inner = f"{at}block_sparse_moe.", c["routed_expert_hidden_size"] or hidden, c["moe_intermediate_size"]
         out |= {f"{moe}gate.weight": (c["num_experts"], hidden), f"{moe}gate.e_score_correction_bias": (c["num_experts"],)}
         for e in range(c["num_experts"]):
-            out |= _gated(f"{moe}experts.{e}.", seen, inner, ("w1", "w3", "w2"))
+            out |= _name_gated(f"{moe}experts.{e}.", seen, inner, ("w1", "w3", "w2"))
         if c["num_shared_experts"]:
             names = ("gate_proj", "up_proj", "down_proj")
-            out |= _gated(f"{moe}shared_experts.", hidden, inner * c["num_shared_experts"], names)
+            out |= _name_gated(f"{moe}shared_experts.", hidden, inner * c["num_shared_experts"], names)
         if c["routed_expert_hidden_size"]:
             out |= {
                 f"{moe}routed_expert_down_proj.weight": (seen, hidden),
@@ -95,7 +95,7 @@ def shapes(c: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return out
 
 
-def _gated(at: str, outer: int, inner: int, names: tuple[str, str, str]) -> dict[str, tuple[int, ...]]:
+def _name_gated(at: str, outer: int, inner: int, names: tuple[str, str, str]) -> dict[str, tuple[int, ...]]:
     return {f"{at}{n}.weight": (outer, inner) if n == names[2] else (inner, outer) for n in names}
 
 
@@ -177,12 +177,12 @@ class Definition:
         b, linear = self.c["activation_situ_beta"], self.c["activation_situ_linear_beta"]
         return b * torch.tanh(gate / b) * torch.sigmoid(gate) * (linear * torch.tanh(up / linear) if linear else up)
 
-    def gated(self, x: Tensor, at: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> Tensor:
+    def run_gated(self, x: Tensor, at: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> Tensor:
         gate, up = (self.linear(x, at + name) for name in names[:2])
         return self.linear(self.situ(gate, up), at + names[2])
 
     def dense(self, x: Tensor, at: str) -> Tensor:
-        return self.gated(x, f"{at}mlp.")
+        return self.run_gated(x, f"{at}mlp.")
 
     def mixture(self, x: Tensor, at: str) -> Tensor:
         c, at = self.c, f"{at}block_sparse_moe."
@@ -194,11 +194,11 @@ class Definition:
         weights = scores.gather(1, chosen)
         weights = weights / weights.sum(-1, keepdim=True) * c["routed_scaling_factor"]
         seen = self.linear(x, f"{at}routed_expert_down_proj") if c["routed_expert_hidden_size"] else x
-        each = torch.stack([self.gated(seen, f"{at}experts.{e}.", ("w1", "w3", "w2")) for e in range(c["num_experts"])], 1)
+        each = torch.stack([self.run_gated(seen, f"{at}experts.{e}.", ("w1", "w3", "w2")) for e in range(c["num_experts"])], 1)
         y = (each.gather(1, chosen[..., None].expand(-1, -1, each.shape[-1])) * weights[..., None]).sum(1)
         y = self.norm(y, f"{at}routed_expert_norm") if c["latent_moe_use_norm"] else y
         y = self.linear(y, f"{at}routed_expert_up_proj") if c["routed_expert_hidden_size"] else y
-        return y + self.gated(x, f"{at}shared_experts.") if c["num_shared_experts"] else y
+        return y + self.run_gated(x, f"{at}shared_experts.") if c["num_shared_experts"] else y
 
     def latent(self, x: Tensor, at: str) -> Tensor:
         c, heads, nope = self.c, self.c["num_attention_heads"], self.c["qk_nope_head_dim"]

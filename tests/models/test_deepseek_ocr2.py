@@ -38,7 +38,7 @@ PUBLISHED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def converted() -> dict[str, Any]:
+def convert() -> dict[str, Any]:
     """As transformers' `convert_deepseek_ocr2_weights_to_hf` writes the settings."""
     sam = {
         "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "global_attn_indexes": [2, 5, 8, 11],
@@ -67,7 +67,7 @@ def read(said: dict[str, Any], settings: dict[str, Any], path: Path) -> tuple[An
 def test_the_authors_format_is_the_converted_model(tmp_path: Path) -> None:
     settings = {"candidate_resolutions": [[1024, 1024]], "downsample_ratio": 4, "patch_size": 16, "image_mean": [0.5] * 3}
     ours, seen = read(PUBLISHED, settings, tmp_path)
-    theirs, other = read(converted(), {"image_processor": {}}, tmp_path)
+    theirs, other = read(convert(), {"image_processor": {}}, tmp_path)
     assert ours.vision == theirs.vision
     assert ours.layers == theirs.layers
     assert (ours.vocab, ours.tied, ours.names) == (theirs.vocab, theirs.tied, theirs.names)

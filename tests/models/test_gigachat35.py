@@ -36,23 +36,23 @@ NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernor
 def shapes() -> dict[str, tuple[int, ...]]:
     out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "lm_head.weight": (VOCAB, HIDDEN)}
 
-    def gated_norm(name: str, size: int) -> None:
+    def add_gated_norm(name: str, size: int) -> None:
         out[f"{name}.weight"] = (size,)
         out[f"{name}.gate_up_projection.weight"] = RANK, size
         out[f"{name}.gate_down_projection.weight"] = size, RANK
 
-    def gated(name: str, inner: int) -> None:
+    def add_gated(name: str, inner: int) -> None:
         for p in ("gate", "up", "down"):
             out[f"{name}.{p}_proj.weight"] = (HIDDEN, inner) if p == "down" else (inner, HIDDEN)
 
-    gated_norm("model.norm", HIDDEN)
+    add_gated_norm("model.norm", HIDDEN)
     for i, kind in enumerate(CONFIG["layer_types"]):
         at, own = f"model.layers.{i}.", f"model.layers.{i}.self_attn."
         for name in NORMS:
-            gated_norm(at + name, HIDDEN)
+            add_gated_norm(at + name, HIDDEN)
         if kind == "attention":
-            gated_norm(f"{own}q_a_layernorm", 40)
-            gated_norm(f"{own}kv_a_layernorm", 32)
+            add_gated_norm(f"{own}q_a_layernorm", 40)
+            add_gated_norm(f"{own}kv_a_layernorm", 32)
             out |= {
                 f"{own}q_a_proj.weight": (40, HIDDEN), f"{own}q_b_proj.weight": (HEADS * (NOPE + TURNED), 40),
                 f"{own}kv_a_proj_with_mqa.weight": (32 + TURNED, HIDDEN), f"{own}o_proj.weight": (HIDDEN, HEADS * VALUE),
@@ -66,12 +66,12 @@ def shapes() -> dict[str, tuple[int, ...]]:
                 f"{own}norm.weight": (DIM,), f"{own}out_proj.weight": (HIDDEN, v),
             }  # fmt: skip
         if i == 0:
-            gated(f"{at}mlp", 80)
+            add_gated(f"{at}mlp", 80)
             continue
         out |= {f"{at}mlp.gate.weight": (EXPERTS, HIDDEN), f"{at}mlp.gate.e_score_correction_bias": (EXPERTS,)}
-        gated(f"{at}mlp.shared_experts", 48)
+        add_gated(f"{at}mlp.shared_experts", 48)
         for e in range(EXPERTS):
-            gated(f"{at}mlp.experts.{e}", 24)
+            add_gated(f"{at}mlp.experts.{e}", 24)
     return out
 
 
@@ -106,7 +106,7 @@ class GigaChat:
         x = self.t["model.embed_tokens.weight"][ids]
         for i, kind in enumerate(CONFIG["layer_types"]):
             at = f"model.layers.{i}."
-            mixer, feed = self.delta if kind == "linear_attention" else self.latent, self.experts if i else self.gated
+            mixer, feed = self.delta if kind == "linear_attention" else self.latent, self.experts if i else self.run_gated
             y = mixer(self.norm(x, f"{at}input_layernorm"), f"{at}self_attn.")
             x = x + self.norm(y, f"{at}post_self_attn_layernorm")
             y = feed(self.norm(x, f"{at}post_attention_layernorm"), f"{at}mlp.")
@@ -124,7 +124,7 @@ class GigaChat:
         gate = self.linear(F.silu(self.linear(y, f"{name}.gate_up_projection")), f"{name}.gate_down_projection")
         return y * 1.8 * torch.sigmoid(gate)
 
-    def gated(self, x: Tensor, at: str) -> Tensor:
+    def run_gated(self, x: Tensor, at: str) -> Tensor:
         gate, up = (self.linear(x, f"{at}{p}_proj") for p in ("gate", "up"))
         return self.linear(F.silu(gate.clamp(max=LIMIT)) * up.clamp(-LIMIT, LIMIT), f"{at}down_proj")
 
@@ -136,9 +136,9 @@ class GigaChat:
         chosen = (by + out).flatten(1).topk(3, -1)[1]
         weights = scores.gather(1, chosen)
         weights = 1.7 * weights / weights.sum(-1, keepdim=True)
-        each = torch.stack([self.gated(x, f"{at}experts.{e}.") for e in range(EXPERTS)], 1)
+        each = torch.stack([self.run_gated(x, f"{at}experts.{e}.") for e in range(EXPERTS)], 1)
         y = (each.gather(1, chosen[..., None].expand(-1, -1, HIDDEN)) * weights[..., None]).sum(1)
-        return y + self.gated(x, f"{at}shared_experts.")
+        return y + self.run_gated(x, f"{at}shared_experts.")
 
     def latent(self, x: Tensor, at: str) -> Tensor:
         q = self.norm(self.linear(x, f"{at}q_a_proj"), f"{at}q_a_layernorm") * (HIDDEN / 40) ** 0.5

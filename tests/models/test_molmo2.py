@@ -109,7 +109,7 @@ def given(ids: list[int], images: list[Any], ours: Any = None) -> dict[str, torc
     return out
 
 
-def sized(path: Path) -> Any:
+def read_with_sizes(path: Path) -> Any:
     config = {
         "architectures": ["Molmo2ForConditionalGeneration"], "model_type": "molmo2", "text_config": TEXT, "vit_config": VISION,
         "adapter_config": ADAPTER,
@@ -121,7 +121,7 @@ def sized(path: Path) -> Any:
 
 def test_pixels_windows_and_placeholders_are_those_of_transformers(tmp_path: Path) -> None:
     """Pixels midway between two shades are rounded to either: torchvision's arithmetic is inexact there."""
-    ours, whole = sized(tmp_path), transformers.Molmo2Processor.__new__(transformers.Molmo2Processor)
+    ours, whole = read_with_sizes(tmp_path), transformers.Molmo2Processor.__new__(transformers.Molmo2Processor)
     for key, value in HOLDS.items():
         setattr(whole, key, value)
     for seed, (width, height) in enumerate((*SIZES, (500, 300), (7, 40), (1, 1), (50, 1), (1, 40), (8, 8), (28, 28), (200, 9))):
@@ -214,7 +214,7 @@ def test_the_text_part_alone_reads_no_table_of_images(tmp_path: Path) -> None:
     ],
 )
 def test_odd_settings_are_refused_by_name(part: str, key: str, value: Any, words: str, tmp_path: Path) -> None:
-    sized(tmp_path)
+    read_with_sizes(tmp_path)
     said = json.loads((tmp_path / "config.json").read_text())
     said[part] = {**said[part], key: value}
     (tmp_path / "config.json").write_text(json.dumps(said))

@@ -52,7 +52,7 @@ def read_pooling(path: Path, read: Read) -> dict[str, Any] | None:
             found |= {"mode": _mode(said, folder / "config.json"), "normalise": False}
             whole = said.get("include_prompt", True)
         elif kind == "SpladePooling":
-            found |= _splade(_inside(path, module.get("path")) / "config.json", read)
+            found |= _read_splade(_inside(path, module.get("path")) / "config.json", read)
         elif kind == "Dense":
             if found.get("normalise"):
                 raise UnsupportedModelError(f"{path / MODULES}: a Dense step after Normalize is not supported")
@@ -75,7 +75,7 @@ def read_pooling(path: Path, read: Read) -> dict[str, Any] | None:
     return found
 
 
-def _splade(file: Path, read: Read) -> dict[str, Any]:
+def _read_splade(file: Path, read: Read) -> dict[str, Any]:
     """The one supported form: log(1 + relu(logits)), and of each word the largest."""
     said = read(file)
     if not isinstance(said, Mapping):

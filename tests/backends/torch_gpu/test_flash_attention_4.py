@@ -57,7 +57,7 @@ SPECS = {
 GQA = SPECS["gqa"]
 
 
-def _stated(arch: str, spec: AttnSpec) -> str:
+def _describe_signature(arch: str, spec: AttnSpec) -> str:
     window = "int32" if spec.kind == "window" else "None"
     return SIGNATURES[arch].format(dtype=spec.dtype, window=window)
 
@@ -106,7 +106,7 @@ def _attention(
 ) -> tuple[flash4.FlashAttention4, list[tuple[Any, ...]]]:
     calls: list[tuple[Any, ...]] = []
     (folder / f"{flash4.name_object(arch, spec)}.so").touch()
-    function = _object(stated or _stated(arch, spec), spec.softcap, calls)
+    function = _object(stated or _describe_signature(arch, spec), spec.softcap, calls)
     kernels = flash4.ObjectFolder(arch, folder, lambda path: function)
     return flash4.FlashAttention4(arch, kernels, GatherAttention(), more.get("invariant", False)), calls
 

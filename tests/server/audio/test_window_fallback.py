@@ -111,7 +111,7 @@ def test_windows_in_order_are_those_of_transformers(tmp_path: Path) -> None:
         process.end()
 
 
-def decoded(mean: float, text: str = "a", no_speech: float | None = None) -> DecodedWindow:
+def make_decoded(mean: float, text: str = "a", no_speech: float | None = None) -> DecodedWindow:
     choice = CompletionOutput(0, text, [65], None, "stop")
     return DecodedWindow(RequestOutput("x", None, [1], None, [choice], True), text, mean, 0.0, no_speech)
 
@@ -123,14 +123,14 @@ def test_rules() -> None:
     assert read_rules(AudioRequest(logprob_threshold=-2, temperature=0.5)).temperatures == (0.5, 0.7, 0.9)
     assert read_rules(AudioRequest(logprob_threshold=-2, temperature_increment_on_fallback=0)).temperatures == (0.0,)
     assert read_rules(AudioRequest(temperature=0.3)) == FallbackRules((0.3,))
-    assert not rules.fails(decoded(-0.9))
-    assert rules.fails(decoded(-1.1))
-    assert rules.fails(decoded(-0.5, "again and " * 40))
-    assert rules.fails(decoded(-1.1, no_speech=0.5))
-    assert not rules.fails(decoded(-1.1, no_speech=0.7))
-    assert rules.is_silent(decoded(-1.1, no_speech=0.7))
-    assert not rules.is_silent(decoded(-0.9, no_speech=0.7))
-    assert not FallbackRules((0.0,)).fails(decoded(-100, "a" * 1000))
+    assert not rules.fails(make_decoded(-0.9))
+    assert rules.fails(make_decoded(-1.1))
+    assert rules.fails(make_decoded(-0.5, "again and " * 40))
+    assert rules.fails(make_decoded(-1.1, no_speech=0.5))
+    assert not rules.fails(make_decoded(-1.1, no_speech=0.7))
+    assert rules.is_silent(make_decoded(-1.1, no_speech=0.7))
+    assert not rules.is_silent(make_decoded(-0.9, no_speech=0.7))
+    assert not FallbackRules((0.0,)).fails(make_decoded(-100, "a" * 1000))
     with pytest.raises(ApiError, match="best_of"):
         read_rules(AudioRequest(best_of=2))
     with pytest.raises(ApiError, match="best_of"):

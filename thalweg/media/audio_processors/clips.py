@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from thalweg.hal.parts.frames import Frames
-from thalweg.hal.step import SamplingArrays, StepBatch
+from thalweg.hal.step import StepBatch
 from thalweg.media.audio_processors.base import AudioProcessor
 from thalweg.media.mel import RATE
+from thalweg.media.part_batch import make_part_batch
 
 F32, I32 = np.float32, np.int32
 
@@ -38,15 +39,8 @@ class ClipAudio(AudioProcessor, frozen=True, kw_only=True):
         return 1
 
     def batch(self, mel: np.ndarray, frames: int) -> StepBatch:
-        one, none = np.ones(1, I32), np.zeros(1, I32)
-        empty = np.zeros((1, 0), F32)
-        return StepBatch(
-            tokens=none, token_seq=none, positions=none, slots=one, context=none, query=one, last_row=none,
-            emit=np.zeros(1, bool), block_tables=(np.zeros((1, 1), I32),), sampling=SamplingArrays.greedy(1),
-            parts=(
-                Frames(
-                    mel=mel[None], real=np.ones((1, mel.shape[1]), F32), row=none, place=none, sines=empty, turn=empty,
-                    spin=empty, keep=none,
-                ),
-            ),
-        )  # fmt: skip
+        none, empty = np.zeros(1, I32), np.zeros((1, 0), F32)
+        return make_part_batch(Frames(
+            mel=mel[None], real=np.ones((1, mel.shape[1]), F32), row=none, place=none, sines=empty, turn=empty, spin=empty,
+            keep=none,
+        ))  # fmt: skip

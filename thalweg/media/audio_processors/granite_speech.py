@@ -7,9 +7,10 @@ import numpy as np
 from thalweg.checkpoint.config import Config, integer
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.parts.frames import Frames
-from thalweg.hal.step import SamplingArrays, StepBatch
+from thalweg.hal.step import StepBatch
 from thalweg.media.audio_processors.base import AudioProcessor
 from thalweg.media.mel import HOP, RATE, WINDOW, spectrum
+from thalweg.media.part_batch import make_part_batch
 from thalweg.media.processors.base import FILE, outer
 
 F32, I32 = np.float32, np.int32
@@ -40,20 +41,14 @@ class GraniteSpeechAudio(AudioProcessor, frozen=True, kw_only=True):
         return np.ascontiguousarray(made[:, : 2 * frames].T.reshape(frames, 2 * self.bins).T)
 
     def batch(self, mel: np.ndarray, frames: int) -> StepBatch:
-        total, one, none = I32(mel.shape[1]), np.ones(1, I32), np.zeros(1, I32)
+        total = mel.shape[1]
         order = np.arange(total, dtype=I32)
         empty = np.zeros((total, 0), F32)
-        return StepBatch(
-            tokens=np.zeros(total, I32), token_seq=np.zeros(total, I32), positions=order, slots=one, context=none,
-            query=one * total, last_row=one * (total - I32(1)), emit=np.zeros(1, bool), block_tables=(np.zeros((1, 1), I32),),
-            sampling=SamplingArrays.greedy(1),
-            parts=(
-                Frames(
-                    mel=mel[None], real=np.ones((1, total), F32), row=order, place=order, sines=empty, turn=empty,
-                    spin=np.zeros((self.count(frames), 0), F32), keep=np.arange(self.count(frames), dtype=I32),
-                ),
-            ),
+        frame_part = Frames(
+            mel=mel[None], real=np.ones((1, total), F32), row=order, place=order, sines=empty, turn=empty,
+            spin=np.zeros((self.count(frames), 0), F32), keep=np.arange(self.count(frames), dtype=I32),
         )  # fmt: skip
+        return make_part_batch(frame_part, total)
 
 
 def granite_speech(config: Config, said: Config) -> GraniteSpeechAudio:

@@ -13,10 +13,11 @@ from thalweg.checkpoint.config import Config, integer
 from thalweg.engine.messages import Input
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.parts.frames import Frames
-from thalweg.hal.step import SamplingArrays, StepBatch
+from thalweg.hal.step import StepBatch
 from thalweg.media.audio_processors.base import AudioProcessor
 from thalweg.media.audio_processors.kaldi import EMPHASIS, FFT, SCALE, kaldi_filters
 from thalweg.media.mel import HOP, RATE, WINDOW
+from thalweg.media.part_batch import make_part_batch
 from thalweg.media.processors.base import FILE
 
 F32, I32 = np.float32, np.int32
@@ -68,21 +69,15 @@ class Phi4MultimodalAudio(AudioProcessor, frozen=True, kw_only=True):
 
     def batch(self, mel: np.ndarray, frames: int, images: int = 0) -> StepBatch:
         """images: 1 if the prompt has some. `Frames.keep` then numbers vectors behind those of the first projector."""
-        total, one, none = I32(mel.shape[1]), np.ones(1, I32), np.zeros(1, I32)
+        total = mel.shape[1]
         order, count = np.arange(total, dtype=I32), self.count(frames)
         every = count if count <= self.chunk else -(-count // self.chunk) * self.chunk
         empty = np.zeros((total, 0), F32)
-        return StepBatch(
-            tokens=np.zeros(total, I32), token_seq=np.zeros(total, I32), positions=order, slots=one, context=none,
-            query=one * total, last_row=one * (total - I32(1)), emit=np.zeros(1, bool), block_tables=(np.zeros((1, 1), I32),),
-            sampling=SamplingArrays.greedy(1),
-            parts=(
-                Frames(
-                    mel=mel[None], real=np.ones((1, total), F32), row=order, place=order, sines=empty, turn=empty,
-                    spin=np.zeros((count, 0), F32), keep=np.arange(count, dtype=I32) + I32(images * every),
-                ),
-            ),
+        frame_part = Frames(
+            mel=mel[None], real=np.ones((1, total), F32), row=order, place=order, sines=empty, turn=empty,
+            spin=np.zeros((count, 0), F32), keep=np.arange(count, dtype=I32) + I32(images * every),
         )  # fmt: skip
+        return make_part_batch(frame_part, total)
 
 
 def read_settings(config: Config) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from thalweg.checkpoint.config import Config, integer
 from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.parts.frames import Frames
-from thalweg.hal.step import SamplingArrays, StepBatch
+from thalweg.hal.step import StepBatch
 from thalweg.media.audio_processors.base import AudioProcessor
 from thalweg.media.mel import HOP, RATE, WINDOW, spectrum
+from thalweg.media.part_batch import make_part_batch
 from thalweg.media.processors.base import outer
 
 F32, I32 = np.float32, np.int32
@@ -75,18 +76,11 @@ class VoxtralRealtimeAudio(AudioProcessor, frozen=True, kw_only=True):
         return np.ascontiguousarray(made[:, : known // self.chunk * self.chunk])
 
     def batch(self, mel: np.ndarray, frames: int) -> StepBatch:
-        one, none = np.ones(1, I32), np.zeros(1, I32)
-        empty = np.zeros((1, 0), F32)
-        return StepBatch(
-            tokens=none, token_seq=none, positions=none, slots=one, context=none, query=one, last_row=none,
-            emit=np.zeros(1, bool), block_tables=(np.zeros((1, 1), I32),), sampling=SamplingArrays.greedy(1),
-            parts=(
-                Frames(
-                    mel=mel[None], real=np.ones((1, mel.shape[1]), F32), row=none, place=none, sines=empty, turn=empty,
-                    spin=np.zeros((self.count(frames), 0), F32), keep=np.arange(frames // 2, dtype=I32),
-                ),
-            ),
-        )  # fmt: skip
+        none, empty = np.zeros(1, I32), np.zeros((1, 0), F32)
+        return make_part_batch(Frames(
+            mel=mel[None], real=np.ones((1, mel.shape[1]), F32), row=none, place=none, sines=empty, turn=empty,
+            spin=np.zeros((self.count(frames), 0), F32), keep=np.arange(frames // 2, dtype=I32),
+        ))  # fmt: skip
 
 
 def voxtral_realtime(config: Config, said: Config, path: Path) -> VoxtralRealtimeAudio:

@@ -16,7 +16,8 @@ from thalweg.checkpoint.config import Config
 from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
 from thalweg.hal.parts.utterance import Utterance
-from thalweg.hal.step import SamplingArrays, StepBatch
+from thalweg.hal.step import StepBatch
+from thalweg.media.part_batch import make_part_batch
 from thalweg.outputs import CompletionOutput
 
 KIND = "utterance"
@@ -138,14 +139,7 @@ class Speaker(ABC):
         """As `MediaKind.build_batches`, of one utterance."""
         (item,) = items
         units, speed, voice, seed = item.data
-        one, none = np.ones(1, np.int32), np.zeros(1, np.int32)
-        return (
-            StepBatch(
-                tokens=none, token_seq=none, positions=none, slots=one, context=none, query=one, last_row=none,
-                emit=np.zeros(1, bool), block_tables=(np.zeros((1, 1), np.int32),), sampling=SamplingArrays.greedy(1),
-                parts=(Utterance(units=units, speed=speed, voice=voice, seed=seed),),
-            ),
-        )  # fmt: skip
+        return (make_part_batch(Utterance(units=units, speed=speed, voice=voice, seed=seed)),)
 
     def count_rows(self, processor: Any, item: Input) -> int | None:
         """As `MediaKind.count_rows`."""
