@@ -78,13 +78,13 @@ def planned_against_measured(name: str, folder: Path) -> float:
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in range(1, 6))])
 def test_plan_is_what_processes_hold_within_5_percent_in_the_middle_and_12_at_worst(part: int, tmp_path: Path) -> None:
     """The allocator decides a few per cent of a process anew in every run. So no single shape is held to 5 %, and one that is
-    far off has two more runs."""
+    over 4 % off has two more runs, of which the middle one counts."""
     errors = []
     for name in list(SHAPES)[part::6]:
         folder = tmp_path / name
         folder.mkdir()
         error = planned_against_measured(name, folder)
-        if abs(error) > 0.08:
+        if abs(error) > 0.04:
             error = statistics.median([error, *(planned_against_measured(name, folder) for _ in range(2))])
         errors.append(abs(error))
     assert statistics.median(errors) <= 0.05, errors

@@ -17,7 +17,7 @@ BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Features of a processor with native bfloat16 matrix products (x86's names, then Arm's). One is enough."""
 KEPT = 44 << 20
 """Bytes of compiled kernels, their scratch memory and holes in the heap, about. Measured (tests/bench)."""
-KEPT_COMPILED = 24 << 20
+KEPT_COMPILED = 20 << 20
 """KEPT with compiled kernels, which leave fewer holes, and the arena of recorded steps beyond its logits."""
 KEPT_BLOCK = 32 << 20
 """The largest block of memory that glibc's allocator can keep once it is free."""
@@ -107,13 +107,15 @@ class CpuPlatform(Platform):
         return made - (4 if format.sixteenths else 2) * groups
 
     def workspace(self, s: StepSizes) -> int:
-        """Compiled kernels keep scratch memory for the most rows they have made ready, and a quarter more. Blocks that
-        the allocator does not keep lie now here, now there, and leave holes behind. Without compiled kernels attention
-        holds the masks of a step's prompt tokens, and oneDNN keeps kernels and scratch for row counts it met."""
+        """Compiled kernels keep scratch memory for the most rows they have made ready, and a quarter more. The largest
+        block of a step leaves a hole of its size where steps differ in length, and one more where the allocator does not
+        keep it. Without compiled kernels attention holds the masks of a step's prompt tokens, and oneDNN keeps kernels
+        and scratch for row counts it met."""
         if self._has_compiled_kernels():
             width = max(s.hidden, s.inner)
             rows = min(s.tokens, max(ROWS_BYTES // (4 * width), ROWS_LEAST))
-            holes = KEPT_BLOCK if 2 * s.tokens * s.inner * s.dtype_bytes > KEPT_BLOCK else 0
+            block = 2 * s.tokens * s.inner * s.dtype_bytes
+            holes = block + (KEPT_BLOCK if block > KEPT_BLOCK else 0)
             return super().workspace(s) + holes + rows * (width + 16) * 4 * 5 // 4 + KEPT_COMPILED
         masks = s.tokens * (s.heads // s.kv_heads) * s.max_len * s.dtype_bytes
         return super().workspace(s) + masks + KEPT
