@@ -24,6 +24,7 @@ MORE_SAID = {
     "nemotron_h": ("layers_block_type",),
     "deepseek_v2": ("num_experts_per_tok",),
     "qwen4_exp_text": INDEXER_KEYS,
+    **dict.fromkeys(("bert", "bert-generation", "roberta"), ("is_decoder",)),
 }
 """The same of single families, by model_type."""
 INDEXER = dict(zip(INDEXER_KEYS, (4, 1, 256, 64, 16), strict=True))
@@ -36,6 +37,7 @@ MADE = {
     "gemma4_text": {"num_hidden_layers": 25},
     "qwen4_exp_text": INDEXER,
     "zamba2": {"num_hidden_layers": 54},
+    **{kind: {"is_decoder": True} for kind in ("bert", "bert-generation", "roberta")},
 }
 """Of these what has no default, or one that no file has. GPT-Neo names 24 layers. Of Gemma 3n's layers the last 15 read earlier
 ones' caches. Gemma 4 names layers by numbers, which are padded beyond 10."""
@@ -45,7 +47,8 @@ ones' caches. Gemma 4 names layers by numbers, which are padded beyond 10."""
 def test_an_absent_key_means_what_it_means_to_transformers(kind) -> None:
     whole = canonical_config(kind(**{"num_hidden_layers": 9} | MADE.get(kind.model_type, {})).to_dict())
     name = f"{kind.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"
-    name = name.replace("ForCausalLM", "LMHeadModel") if name.startswith(("GPT2", "OpenAIGPT")) else name
+    name = name.replace("ForCausalLM", "LMHeadModel") if name.startswith(("GPT2", "OpenAIGPT", "BertFor")) else name
+    name = name.replace("GenerationForCausalLM", "GenerationDecoder")
     said = {
         "architectures": [name],
         **{key: whole[key] for key in (*SAID, *MORE_SAID.get(whole["model_type"], ())) if key in whole},

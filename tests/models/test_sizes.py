@@ -34,7 +34,10 @@ def config(name: str) -> dict:
     return made
 
 
-ARCHITECTURE = {"gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel"}
+ARCHITECTURE = {
+    "gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel", "bert-lm": "BertLMHeadModel",
+    "bert-generation": "BertGenerationDecoder",
+}  # fmt: skip
 """Where it does not follow from the configuration's name."""
 
 

@@ -100,5 +100,32 @@ REST: dict[str, tuple[Any, dict[str, Any]]] = {
             "layer_types": ["conv", "sliding_attention", "full_attention", "conv"], "pad_token_id": 0,
         },
     ),
+    "mellum": (
+        transformers.MellumConfig,
+        {
+            "num_hidden_layers": 3, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"], "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "full_attention": {
+                    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+                },
+            },
+        },
+    ),
+    "biogpt": (transformers.BioGptConfig, {"pad_token_id": 0}),
+    "modernbert-decoder": (
+        transformers.ModernBertDecoderConfig,
+        {"num_hidden_layers": 4, "local_attention": 18, "pad_token_id": 0, "classifier_bias": True, "norm_bias": True},
+    ),
+    "bert-lm": (transformers.BertConfig, {"is_decoder": True, "pad_token_id": 0, "type_vocab_size": 3}),
+    "bert-generation": (transformers.BertGenerationConfig, {"is_decoder": True, "pad_token_id": 0}),
+    "roberta-lm": (
+        transformers.RobertaConfig,
+        {
+            "is_decoder": True, "pad_token_id": 299, "max_position_embeddings": 556, "vocab_size": 300,
+            "add_cross_attention": True,
+        },
+    ),
 }  # fmt: skip
 """Name -> (configuration class, what differs from `zoo.SMALL`)."""

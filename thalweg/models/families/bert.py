@@ -62,7 +62,7 @@ def _words(config: Config) -> Pooling:
     )  # fmt: skip
 
 
-def encoder(config: Config, tail: Pooling, *, prefix: str, skip: Sequence[str] = (), first: int = 0) -> ModelSpec:
+def encoder(config: Config, tail: Pooling | None, *, prefix: str, skip: Sequence[str] = (), first: int = 0) -> ModelSpec:
     """prefix: of the encoder's tensors where a checkpoint has more around it. skip: tensors of another tail. first: the row
     of position 0."""
     positions = text(config, "position_embedding_type", "absolute")

@@ -44,8 +44,8 @@ def _head(config: Config) -> dict[str, Any]:
     if flag(config, "norm_bias", False):
         raise CheckpointError("config.json: norm_bias: this version reads classifiers of this family without it")
     return {
-        "dense": "head.dense", "dense_bias": flag(config, "classifier_bias", False), "norm": "head.norm", "eps": _eps(config),
-        "act": act(config, "classifier_activation", "gelu", {"gelu": "gelu"}),
+        "dense": "head.dense", "dense_bias": flag(config, "classifier_bias", False), "norm": "head.norm",
+        "eps": norm_eps(config), "act": act(config, "classifier_activation", "gelu", {"gelu": "gelu"}),
     }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
     hidden, head_dim, biased = hidden_size(config), head_size(config), flag(config, "attention_bias", False)
 
     def norm(name: str) -> LayerNorm:
-        return LayerNorm(name, hidden, _eps(config), bias=flag(config, "norm_bias", False))
+        return LayerNorm(name, hidden, norm_eps(config), bias=flag(config, "norm_bias", False))
 
     inner = mlp(
         config, name="mlp", fused="Wi", down="Wo", bias=flag(config, "mlp_bias", False),
@@ -65,7 +65,7 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
     for i, kind in enumerate(layer_types(config, absent)):
         window = integer(config, "local_attention", default=128) // 2 + 1 if kind == "sliding_attention" else 0
         mixer = both_ways(
-            config, rope=rope(_turning(config), head_dim, kind=kind), window=window, bias=biased, out_bias=biased,
+            config, rope=rope(rotary_settings(config), head_dim, kind=kind), window=window, bias=biased, out_bias=biased,
             name="attn", fused="Wqkv", out="Wo",
         )  # fmt: skip
         layers.append(Layer(mixer, inner, Norms(mixer=norm("attn_norm") if i else None, ffn=norm("mlp_norm"))))
@@ -75,7 +75,7 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
     )  # fmt: skip
 
 
-def _turning(config: Config) -> Config:
+def rotary_settings(config: Config) -> Config:
     """With rotary settings by layer type, as newer files have them. `rope_scaling` is one for all, as transformers reads it."""
     found: dict[str, Any] = {}
     said = config.get("rope_parameters") or {}
@@ -90,5 +90,5 @@ def _turning(config: Config) -> Config:
     return {**config, "rope_parameters": found, "rope_scaling": None}
 
 
-def _eps(config: Config) -> float:
+def norm_eps(config: Config) -> float:
     return real(config, "norm_eps", default=1e-5)

@@ -11,9 +11,9 @@ from thalweg.hal import ops
 from thalweg.hal.ops.pointwise import sigmoid, silu
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
-from thalweg.models.layers.linear import Product
+from thalweg.models.layers.linear import Linear, Product
 from thalweg.models.layers.ranks import HeadParts
-from thalweg.models.spec import AnyNorm, GatedNorm, HeadNorm, LayerNorm, Norm, PairNorm, Scale, ScaledNorm
+from thalweg.models.spec import AnyNorm, DenseNorm, GatedNorm, HeadNorm, LayerNorm, Norm, PairNorm, Scale, ScaledNorm
 from thalweg.models.weights import ParamSpec
 
 
@@ -162,7 +162,29 @@ class GatedRMSNorm:
         return (x * (gate if self._factor == 1.0 else gate * self._factor)).to(x.dtype)
 
 
-BoundNorm = RMSNorm | StandardLayerNorm | ScaleLayer | PairRMSNorm | ScaledRMSNorm | GatedRMSNorm
+class DenseLayerNorm:
+    """x [T, size] -> [T, size]: a linear layer, an activation and a norm."""
+
+    def __init__(self, ctx: Context, spec: DenseNorm, weights: Mapping[str, Any]) -> None:
+        self._dense = Linear(ctx, weights["dense"])
+        self._act = ctx.bind(ops.activation, act=spec.act, size=spec.norm.size)
+        self._norm = StandardLayerNorm(ctx, spec.norm, weights["norm"])
+        self._before = None if spec.before is None else StandardLayerNorm(ctx, spec.before, weights["before"])
+        self.specs: dict[str, Any] = {"dense": self._dense.specs, "norm": self._norm.specs}
+        if self._before is not None:
+            self.specs["before"] = self._before.specs
+
+    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+        x = x if self._before is None else self._before(p["before"], x)
+        return self._norm(p["norm"], self._act(self._dense(p["dense"], x, None)))
+
+    def add(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
+        """As RMSNorm.add."""
+        total = x if residual is None else x + residual
+        return self(p, total), total
+
+
+BoundNorm = RMSNorm | StandardLayerNorm | ScaleLayer | PairRMSNorm | ScaledRMSNorm | GatedRMSNorm | DenseLayerNorm
 _KINDS: Mapping[type, Callable[..., BoundNorm]] = {
     LayerNorm: StandardLayerNorm,
     Scale: ScaleLayer,
@@ -170,6 +192,7 @@ _KINDS: Mapping[type, Callable[..., BoundNorm]] = {
     Norm: RMSNorm,
     ScaledNorm: ScaledRMSNorm,
     GatedNorm: GatedRMSNorm,
+    DenseNorm: DenseLayerNorm,
 }
 
 

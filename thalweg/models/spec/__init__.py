@@ -54,7 +54,18 @@ from thalweg.models.spec.model import EmbedProjection, Layer, LearnedEmbedding, 
 from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.mtp import MTPSpec
 from thalweg.models.spec.ngram import KeptRows, NGramInput
-from thalweg.models.spec.norm import AnyNorm, GatedNorm, HeadNorm, LayerNorm, Norm, Norms, PairNorm, Scale, ScaledNorm
+from thalweg.models.spec.norm import (
+    AnyNorm,
+    DenseNorm,
+    GatedNorm,
+    HeadNorm,
+    LayerNorm,
+    Norm,
+    Norms,
+    PairNorm,
+    Scale,
+    ScaledNorm,
+)
 from thalweg.models.spec.parallel_moe import ParallelMoE
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.patch_source import PatchSource
@@ -124,6 +135,7 @@ __all__ = [
     "DelayMLP",
     "DeltaMix",
     "DeltaNet",
+    "DenseNorm",
     "DepthAttention",
     "DepthSpec",
     "DifferentialAttention",

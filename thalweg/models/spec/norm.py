@@ -122,7 +122,28 @@ class GatedNorm:
         }
 
 
-AnyNorm = Norm | LayerNorm | Scale | PairNorm | ScaledNorm | GatedNorm
+@dataclass(frozen=True, slots=True)
+class DenseNorm:
+    """norm(act(dense(x))): what BERT's heads compute before the output matrix."""
+
+    dense: str
+    norm: LayerNorm
+    act: str = "gelu"
+    """As `ops.activation` names it."""
+    bias: bool = True
+    """Of dense."""
+    before: LayerNorm | None = None
+    """The norm of dense's input."""
+
+    def weights(self, at: str) -> Weights:
+        return {
+            "dense": linear({f"{at}{self.dense}": self.norm.size}, self.norm.size, shard=None, bias=self.bias),
+            "norm": self.norm.weights(at),
+            **({} if self.before is None else {"before": self.before.weights(at)}),
+        }
+
+
+AnyNorm = Norm | LayerNorm | Scale | PairNorm | ScaledNorm | GatedNorm | DenseNorm
 
 
 @dataclass(frozen=True, slots=True)
