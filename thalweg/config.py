@@ -63,10 +63,9 @@ class SpeechConfig(msgspec.Struct, kw_only=True, frozen=True):
     heads: int = 0
     """Heads of cross attention that align tokens with the audio. 0: the files name none."""
     form: str = "whisper"
-    """The form of prompts. whisper: tokens for language, task and times. start: `start`. Else one of
-    `server.audio.prompted`, of a model whose spectra have a number of frames in front."""
+    """The form of features (`media.source_features`) and of prompts (`server.audio.transcriptions`)."""
     start: tuple[int, ...] = ()
-    """The prompt of every transcript, in the form of this name."""
+    """The prompt of every transcript, in models with one. (): prompts name languages and tasks."""
 
 
 class SourceConfig(msgspec.Struct, kw_only=True, frozen=True):

@@ -14,7 +14,7 @@ KINDS = {
     "ParakeetForCTC": "ParakeetCTCConfig", "ParakeetForRNNT": "ParakeetRNNTConfig", "ParakeetForTDT": "ParakeetTDTConfig",
     "CanaryForConditionalGeneration": "CanaryConfig", "CohereAsrForConditionalGeneration": "CohereAsrConfig",
     **{f"{name}ForCTC": f"{name}Config" for name in ("Wav2Vec2", "Hubert", "WavLM", "UniSpeech", "UniSpeechSat")},
-    "Data2VecAudioForCTC": "Data2VecAudioConfig",
+    "Data2VecAudioForCTC": "Data2VecAudioConfig", "Speech2TextForConditionalGeneration": "Speech2TextConfig",
 }  # fmt: skip
 
 

@@ -94,7 +94,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "rwkv": {"context_length": "max_position_embeddings"},
     "bailing_hybrid": _KIMI,
     "kimi_linear": _KIMI,
-    "whisper": _WHISPER,
+    **dict.fromkeys(("speech_to_text", "whisper"), _WHISPER),
     "moonshine": {
         f"decoder_num_{name}": f"num_{name}" for name in ("attention_heads", "hidden_layers", "key_value_heads")
     },
@@ -140,6 +140,11 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
         ("data2vec-audio", "hubert", "sew", "unispeech", "unispeech-sat", "wav2vec2", "wav2vec2-conformer", "wavlm"), _WAV2VEC
     ),
     "cohere_asr": _CANARY,
+    "speech_to_text": {
+        "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embeddings": 1024,
+        "encoder_layers": 12, "encoder_attention_heads": 4, "encoder_ffn_dim": 2048, "decoder_layers": 6,
+        "decoder_attention_heads": 4, "decoder_ffn_dim": 2048,
+    },
     "gemma3_text": {
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,

@@ -417,6 +417,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "SolarOpenForCausalLM": f"{_FAMILIES}.solar_open:solar_open",
     "Spark2_5ForCausalLM": f"{_FAMILIES}.spark2_5:spark2_5",
     "StableLMEpochForCausalLM": f"{_FAMILIES}.stablelm:stablelm_epoch",
+    "Speech2TextForConditionalGeneration": f"{_FAMILIES}.speech_to_text:speech_to_text",
     "StableLmForCausalLM": f"{_FAMILIES}.stablelm:stablelm",
     "Starcoder2ForCausalLM": f"{_FAMILIES}.starcoder2:starcoder2",
     "Step3p5ForCausalLM": f"{_FAMILIES}.step3p5:step3p5",

@@ -26,6 +26,7 @@ from thalweg.text.added import FILE, MAP, add_missing_tokens, merge_settings, sp
 from thalweg.text.characters import FILE as CHARACTERS
 from thalweg.text.characters import characters, is_characters
 from thalweg.text.pieces import make_pieces
+from thalweg.text.speech_pieces import is_speech_pieces, load_speech_pieces
 from thalweg.text.world import end_ids, find_world, load_world
 
 log = logging.getLogger(__name__)
@@ -208,6 +209,8 @@ def load_tokenizer(path: Path, rows: int | None = None) -> Tokenizer:
     if not (path / "tokenizer.json").exists():
         if is_characters(path, config):
             return Tokenizer(characters(_json(path / CHARACTERS), config, path / CHARACTERS), config, found)
+        if is_speech_pieces(path, config):
+            return Tokenizer(load_speech_pieces(_json(path / CHARACTERS), config, path / CHARACTERS), config, found)
         if (vocabulary := find_world(path)) is not None:
             made = Tokenizer(load_world(vocabulary, config), config, found)
             made.eos_ids = end_ids(made.backend, made.special_tokens.get("eos_token"))

@@ -13,14 +13,12 @@ from thalweg.engine.client.embeds import MOST_BYTES
 from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
 from thalweg.media.audio_decoder import samples_of
-from thalweg.media.audio_processors.parakeet import EMPHASIS, parakeet_spectrum
-from thalweg.media.mel import HOP, RATE, LogMel, log_mel
+from thalweg.media.mel import HOP, RATE, LogMel
+from thalweg.media.source_features import extract
 from thalweg.params import SamplingParams
 
 NAME = "multi_modal_data"
 NEVER = float("-inf")
-LEAST = RATE // 10
-"""Samples of the shortest clip."""
 MOST_A_STEP = 4
 """Most recordings encoded in one step: each costs as much as a long prompt."""
 ALIGNED_A_STEP = 2
@@ -81,25 +79,7 @@ def _audio_features(audio: Any, config: SpeechConfig) -> np.ndarray:
             "in parts (/v1/audio/transcriptions does)",
             NAME,
         )
-    if config.form not in ("whisper", "start"):
-        return _counted_spectrum(wave, config)
-    return log_mel(wave, config.bins, config.frames) if config.bins else _waveform(wave, most)
-
-
-def _waveform(wave: np.ndarray, most: int) -> np.ndarray:
-    """f32[1, 1 + most]: the number of samples, and the samples. Clips too short for the encoder end in silence."""
-    row = np.zeros((1, 1 + most), np.float32)
-    row[0, 0] = max(wave.size, LEAST)
-    row[0, 1 : 1 + wave.size] = wave
-    return row
-
-
-def _counted_spectrum(wave: np.ndarray, config: SpeechConfig) -> np.ndarray:
-    """f32[bins, 1 + frames]: the number of frames in the first value, and NVIDIA's spectrum behind it."""
-    found = parakeet_spectrum(np.pad(wave, (0, max(0, LEAST - wave.size))), config.bins, EMPHASIS)
-    row = np.zeros((config.bins, 1 + config.frames), np.float32)
-    row[0, 0], row[:, 1 : 1 + found.shape[1]] = found.shape[1], found
-    return row
+    return extract(config.form, wave, config.bins, config.frames)
 
 
 def make_input(mel: np.ndarray, aligned: bool = False) -> Input:

@@ -37,16 +37,22 @@ class PairAudio(ClipAudio, frozen=True, kw_only=True):
     def mel(self, sound: np.ndarray) -> np.ndarray:
         """f32[samples] at RATE -> f32[2 * bins, frames]. Each frequency has mean 0 and variance 1 over the clip. A last
         spectrum without a second one is left out."""
-        windows = _windows(sound.astype(np.float64) * SCALE)
-        windows = windows - windows.mean(1, keepdims=True)
-        first = windows[:, :1] * (1 - EMPHASIS)
-        windows = np.concatenate((first, windows[:, 1:] - EMPHASIS * windows[:, :-1]), 1)
-        shape = np.hanning(WINDOW) ** 0.85
-        power = np.abs(np.fft.rfft(windows * shape, FFT)) ** 2 @ kaldi_filters(self.bins, *PAIR_EDGES)
-        logs = np.log(np.maximum(power, PAIR_FLOOR))
+        logs = kaldi_spectrum(sound, self.bins)
         logs = (logs - logs.mean(0)) / np.sqrt(logs.var(0, ddof=1) + TINY)
         count = len(logs) // PAIR
         return np.ascontiguousarray(logs[: count * PAIR].reshape(count, -1).T, F32)
+
+
+def kaldi_spectrum(sound: np.ndarray, bins: int) -> np.ndarray:
+    """f32[samples] at RATE -> f64[frames, bins]: natural logarithms of whole windows, as `fbank` of Kaldi computes them."""
+    windows = _windows(sound.astype(np.float64) * SCALE)
+    windows = windows - windows.mean(1, keepdims=True)
+    first = windows[:, :1] * (1 - EMPHASIS)
+    windows = np.concatenate((first, windows[:, 1:] - EMPHASIS * windows[:, :-1]), 1)
+    shape = np.hanning(WINDOW) ** 0.85
+    power = np.abs(np.fft.rfft(windows * shape, FFT)) ** 2 @ kaldi_filters(bins, *PAIR_EDGES)
+    made: np.ndarray = np.log(np.maximum(power, PAIR_FLOOR))
+    return made
 
 
 def _windows(wave: np.ndarray) -> np.ndarray:

@@ -103,7 +103,11 @@ def build(
     layers = decoder_layers(config, pre, sources=sources, width=hidden, biased=bias)
     near = attention(config, "encoder_attention_heads", hidden, False, bias)
     encoder = tuple(
-        Layer(near if reader is None else reader(i), _ffn(config, "encoder_ffn_dim"), _norms(hidden, pre, "self_attn", "final"))
+        Layer(
+            near if reader is None else reader(i),
+            feed_forward(config, "encoder_ffn_dim"),
+            _norms(hidden, pre, "self_attn", "final"),
+        )
         for i in range(integer(config, "encoder_layers", high=MOST_LAYERS))
     )
     ends: dict[str, Any] = {"norm": LayerNorm("layer_norm", hidden, EPS) if pre else None}
@@ -132,7 +136,7 @@ def decoder_layers(config: Config, pre: bool, *, width: int, biased: bool = True
     heads = _heads(config, "decoder_attention_heads", hidden)
     mixer = CrossAttention(heads=heads, head_dim=hidden // heads, varies=True, width=width, bias=biased, key_bias=True, **cross)
     own = Layer(attention(config, "decoder_attention_heads", hidden, True, biased), None, _norms(hidden, pre, "self_attn"))
-    attends_source = Layer(mixer, _ffn(config, "decoder_ffn_dim"), _norms(hidden, pre, "encoder_attn", "final"))
+    attends_source = Layer(mixer, feed_forward(config, "decoder_ffn_dim"), _norms(hidden, pre, "encoder_attn", "final"))
     return (own, attends_source) * integer(config, "decoder_layers", high=MOST_LAYERS)
 
 
@@ -163,6 +167,7 @@ def _heads(config: Config, key: str, hidden: int) -> int:
     return heads
 
 
-def _ffn(config: Config, key: str) -> UngatedMLP:
+def feed_forward(config: Config, key: str) -> UngatedMLP:
+    """key: of its width."""
     inner = integer(config, key, high=1 << 24)
     return UngatedMLP(inner=inner, act=act(config, "activation_function", "gelu", UNGATED), bias=True, name="")

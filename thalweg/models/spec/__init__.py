@@ -32,6 +32,7 @@ from thalweg.models.spec.differential import DifferentialAttention
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
 from thalweg.models.spec.entrances import FrameConvolutions, FrameProjection, SampleConvolutions
 from thalweg.models.spec.fastconformer import FastConformerSpec
+from thalweg.models.spec.gated_source import GatedSource
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
 from thalweg.models.spec.grid_conv import GridConv
 from thalweg.models.spec.head_mamba import HeadMamba
@@ -148,6 +149,7 @@ __all__ = [
     "GatedNorm",
     "GatedRecurrence",
     "GatedResidual",
+    "GatedSource",
     "GatedStreams",
     "GlobalLocalAttention",
     "GridConv",

@@ -35,6 +35,8 @@ class SpeechEncoder:
     """The language of the audio is a token of the prompt. False: the model knows only English."""
     form: str = "whisper"
     """As `SpeechConfig` has it."""
+    starts: bool = False
+    """A transcript's prompt is the start token of generation_config.json, and those that it forces."""
     name: str = "encoder."
     layer: str = "layers.{}."
 

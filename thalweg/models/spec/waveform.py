@@ -26,6 +26,7 @@ class WaveformEncoder(SpeechEncoder):
     Clips have different lengths: a row of features is the number of samples, and the samples."""
 
     form: str = "start"
+    starts: bool = True
     bins: int = 0
     """Of a spectrum: it reads none."""
     longest: int

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from thalweg.server.core.admission import Ticket
     from thalweg.server.core.serving import Serving
 
-TOKENS = 6.5
-"""Tokens per second of speech, at most, as Moonshine's authors recommend: longer transcripts repeat themselves."""
+TOKENS = {"start": 6.5}
+"""`SpeechConfig.form` -> tokens per second of speech, at most. Of Moonshine, as its authors recommend: longer transcripts
+repeat themselves."""
 
 
 def check_plain(request: AudioRequest, task: str, language: str) -> None:
@@ -52,8 +53,9 @@ class PlainRecognizer(Recognizer):
         prompts = [{"prompt_token_ids": ids, "multi_modal_data": {"audio": sound[w.begin : w.end]}} for w in cuts]
         return WindowedAudio(sound, cuts, prompts)
 
-    def limit(self, audio: WindowedAudio) -> int:
-        return math.ceil(TOKENS * max(w.end - w.begin for w in audio.cuts) / RATE)
+    def limit(self, audio: WindowedAudio) -> int | None:
+        most = TOKENS.get(self._config.form)
+        return None if most is None else math.ceil(most * max(w.end - w.begin for w in audio.cuts) / RATE)
 
     def join(self, before: str, after: str) -> str:
         return join_words(before, after)

@@ -50,8 +50,9 @@ def open_recognizer(serving: Serving) -> Recognizer:
         return ClipRecognizer(serving)
     if model.speech is None:
         return ChatRecognizer(serving) if model.architecture in TRANSCRIBERS else StreamRecognizer(serving)
-    known: dict[str, type[Recognizer]] = {"whisper": WhisperRecognizer, "start": PlainRecognizer}
-    return known.get(model.speech.form, PromptedRecognizer)(serving)
+    if model.speech.start:
+        return PlainRecognizer(serving)
+    return WhisperRecognizer(serving) if model.speech.form == "whisper" else PromptedRecognizer(serving)
 
 
 async def _answer(serving: Serving, http: Request, task: str) -> Response:

@@ -99,15 +99,23 @@ def _speech(inputs: BuildInputs) -> SpeechConfig | None:
     spec = inputs.spec.speech
     if spec is None:
         return None
-    generation, first = {**inputs.hf, **generation_defaults(inputs.path)}, "decoder_start_token_id"
+    generation = {**inputs.hf, **generation_defaults(inputs.path)}
     return SpeechConfig(
         bins=spec.bins, frames=spec.frames, suppress=_token_ids(generation, "suppress_tokens", inputs.facts.vocab),
         begin_suppress=_token_ids(generation, "begin_suppress_tokens", inputs.facts.vocab),
         multilingual=bool(generation.get("is_multilingual", spec.multilingual)),
         heads=inputs.spec.aligned_heads,
         form=spec.form,
-        start=_token_ids({first: [generation.get(first, 1)]}, first, inputs.facts.vocab) if spec.form == "start" else (),
+        start=_start(generation, inputs.facts.vocab) if spec.starts else (),
     )  # fmt: skip
+
+
+def _start(generation: dict[str, Any], vocab: int) -> tuple[int, ...]:
+    """The first token of transcripts, and the one that the file forces after it."""
+    said = {"decoder_start_token_id": generation.get("decoder_start_token_id", 1)}
+    if (forced := generation.get("forced_bos_token_id")) is not None:
+        said["forced_bos_token_id"] = forced
+    return tuple(i for key, id in said.items() for i in _token_ids({key: [id]}, key, vocab))
 
 
 def _source(inputs: BuildInputs) -> SourceConfig | None:
