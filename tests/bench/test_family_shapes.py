@@ -43,7 +43,7 @@ MORE_PAIRS = {"alice_ai", "glm5_next_text", "kimi_k3", "muse_spark_text", "nanbe
 """The same of families in `family_configs`, and families whose layers run twice."""
 SEES = {
     "DeepseekOCR2ForCausalLM", "DeepseekOCRForCausalLM", "DeepseekVL2ForCausalLM", "DeepseekVLV2ForCausalLM",
-    "DotsOCRForCausalLM", "Ovis2_6ForCausalLM", "Ovis2_6_MoeForCausalLM", "Phi3VForCausalLM",
+    "DotsOCRForCausalLM", "FuyuForCausalLM", "Ovis2_6ForCausalLM", "Ovis2_6_MoeForCausalLM", "Phi3VForCausalLM",
 }  # fmt: skip
 """Text models of these are other families'."""
 SAME = {

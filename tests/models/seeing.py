@@ -43,6 +43,7 @@ from seeing_parts import (
     Seeing,
     config,
 )
+from seeing_published import PUBLISHED, Floored
 from seeing_queries import QUERIES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from zoo import spread
@@ -241,7 +242,7 @@ FAMILIES |= {
         ("image_position_ids",),
     ),
 }  # fmt: skip
-MORE |= NEWER | LATEST | PACKED | QUERIES
+MORE |= NEWER | LATEST | PACKED | QUERIES | PUBLISHED
 FAMILIES |= MORE
 LEAST = {"idefics2-split": 2, "ovis2.5": 8, "ovis2.6": 8}
 """Pixels of the shorter edge of an image, where transformers fails at fewer, or resizes those otherwise (Ovis 2.5)."""
@@ -313,8 +314,8 @@ def processor(name: str) -> Any:
     family = FAMILIES[name]
     if family.processor == "Cohere2VisionImageProcessor":
         return CohereTiles(**family.settings)
-    if family.processor == "FittedTiles":
-        return FittedTiles(**family.settings)
+    if family.processor in ("FittedTiles", "Floored"):
+        return {"FittedTiles": FittedTiles, "Floored": Floored}[family.processor](**family.settings)
     if family.processor in ("RadioTiles", "RoundedTiles"):
         return globals()[family.processor](**family.settings)
     if family.processor in ON_PILLOW:

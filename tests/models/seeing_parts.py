@@ -14,7 +14,7 @@ NAMES = (
     "<|image_pad|>", "<|vision_end|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>", "<|video_pad|>",
     "<IMG_CONTEXT>", "<fake_token_around_image>", "<global-img>", "<|image>", "<|image|>", "<image|>",
     "<|START_OF_IMG|>", "<|IMG_LINE_BREAK|>", "<|END_OF_IMG|>", "<IMG_START>", "<IMG_GRID>",
-    "<IMG_COL>", "<IMG_ROW>", "<IMG_END>",
+    "<IMG_COL>", "<IMG_ROW>", "<IMG_END>", "<image_placeholder>",
 )  # fmt: skip
 IDS = {name: 256 + i for i, name in enumerate(NAMES)}
 TEXT = {

@@ -207,6 +207,7 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "num_attention_heads": 12, "max_position_embeddings": 64,
     },
     ("smolvlm", "llama"): _LLAMA,
+    ("multi_modality", "llama"): _LLAMA,
     ("video_llava", "llama"): _LLAMA,
     ("voxtral_realtime", "voxtral_realtime_text"): {
         "vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -258,6 +259,8 @@ TEXT = ("llm_config",)
 """Other names of `text_config`."""
 VISION = ("vit_config",)
 """Other names of `vision_config`."""
+LANGUAGE = ("deepseek_vl_v2", "multi_modality")
+"""model_types with `language_config` in place of `text_config`."""
 TIED_INSIDE = ("llava_onevision",)
 """model_types with tie_word_embeddings possibly only in the text part."""
 
@@ -289,7 +292,7 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     for other in VISION:
         if isinstance(config.get(other), dict) and config.get("vision_config") is None:
             config = {"vision_config": config[other], **{k: v for k, v in config.items() if k not in (other, "vision_config")}}
-    if config.get("model_type") == "deepseek_vl_v2" and isinstance(inner := config.get("language_config"), dict):
+    if config.get("model_type") in LANGUAGE and isinstance(inner := config.get("language_config"), dict):
         config = {"text_config": inner, **{k: v for k, v in config.items() if k != "language_config"}}
     if config.get("model_type") == "canary" and isinstance(config.get("decoder_config"), dict):
         config = {"text_config": config["decoder_config"], **{k: v for k, v in config.items() if k != "decoder_config"}}

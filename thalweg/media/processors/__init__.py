@@ -15,7 +15,7 @@ from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.blip_2 import Blip2, Blip2Source, blip_2
 from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
 from thalweg.media.processors.cosmos3 import Cosmos3Edge, cosmos3_edge
-from thalweg.media.processors.deepseek_vl import DeepseekVL, Janus, deepseek_vl, janus
+from thalweg.media.processors.deepseek_vl import DeepseekVL, Janus, deepseek_vl, janus, multi_modality
 from thalweg.media.processors.deepseek_vl2 import DeepseekVl2, deepseek_vl2
 from thalweg.media.processors.donut import Donut, donut
 from thalweg.media.processors.dots_ocr import dots_ocr
@@ -226,6 +226,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Molmo2ForConditionalGeneration": molmo2,
     "OpsColQwen3Model": qwen3_vl,
     "MllamaForConditionalGeneration": mllama,
+    "MultiModalityCausalLM": multi_modality,
     "NemotronH_Nano_Omni_Reasoning_V3": nemotron_omni,
     "NemotronH_Nano_VL_V2": nemotron_nano_vl,
     "NemotronH_Omni_Reasoning_V3": nemotron_omni,
@@ -259,6 +260,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "SkyworkR1VChatModel": internvl_chat,
     "SmolVLMForConditionalGeneration": idefics3,
     "Step3p7ForConditionalGeneration": step3p7,
+    "StepVLForConditionalGeneration": step3p7,
     "VideoLlama3ForConditionalGeneration": video_llama_3,
     "VisionEncoderDecoderModel": _vision_encoder_decoder,
     "VideoLlavaForConditionalGeneration": video_llava,
@@ -277,6 +279,7 @@ WRITTEN: Mapping[str, str] = {
     "DeepseekOCRForCausalLM": "<image>",
     "DeepseekVL2ForCausalLM": "<image>",
     "DeepseekVLV2ForCausalLM": "<image>",
+    "MultiModalityCausalLM": "<image_placeholder>",
     **dict.fromkeys(NEMOTRON, "<image>"),
     **dict.fromkeys(OVIS, MARKS["image_token_id"]),
     "Molmo2ForConditionalGeneration": MOLMO_KEYS["image_token_id"],
