@@ -180,6 +180,26 @@ ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bert": (transformers.BertConfig, {"num_hidden_layers": 3, "type_vocab_size": 2, "hidden_act": "gelu"}),
     "roberta": (transformers.RobertaConfig, {"max_position_embeddings": 258, "pad_token_id": 1, "type_vocab_size": 1}),
     "xlm-roberta": (transformers.XLMRobertaConfig, {"max_position_embeddings": 258, "pad_token_id": 1, "type_vocab_size": 1}),
+    "longformer": (
+        transformers.LongformerConfig,
+        {
+            "max_position_embeddings": 258,
+            "pad_token_id": 1,
+            "type_vocab_size": 1,
+            "attention_window": [4, 8],
+            "num_hidden_layers": 2,
+        },
+    ),
+    "luke": (
+        transformers.LukeConfig,
+        {
+            "max_position_embeddings": 258,
+            "pad_token_id": 1,
+            "type_vocab_size": 1,
+            "entity_vocab_size": 9,
+            "entity_emb_size": 16,
+        },
+    ),
     "modernbert": (
         transformers.ModernBertConfig,
         {"num_hidden_layers": 4, "local_attention": 10, "pad_token_id": 0, "hidden_size": 64},

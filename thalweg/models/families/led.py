@@ -6,20 +6,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, integer
-from thalweg.errors import CheckpointError
 from thalweg.models.families.bart import attention, build
 from thalweg.models.families.common import hidden_size
+from thalweg.models.families.longformer import widths
 from thalweg.models.spec import LearnedEmbedding, Mixer, ModelSpec, Names
 
 NAME = "self_attn.longformer_self_attn."
 
 
-def longformer(config: Config) -> ModelSpec:
+def led(config: Config) -> ModelSpec:
     hidden, count = hidden_size(config), integer(config, "encoder_layers", high=1000)
-    said = config.get("attention_window", 512)
-    windows = said if isinstance(said, list) else [said] * count
-    if len(windows) != count or not all(type(n) is int and n > 0 and n % 2 == 0 for n in windows):
-        raise CheckpointError(f"config.json: attention_window: must be an even number, or {count} of them, one for each layer")
+    windows = widths(config.get("attention_window", 512), count)
     rows = integer(config, "max_encoder_position_embeddings", high=1 << 16, default=16_384)
     positions = LearnedEmbedding("embed_positions", integer(config, "max_position_embeddings", high=1 << 16))
 
