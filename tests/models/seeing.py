@@ -17,6 +17,7 @@ import transformers
 import transformers.models.got_ocr2.image_processing_pil_got_ocr2 as got
 from deepseek_vl2 import FittedTiles
 from safetensors.torch import load_file, save_file
+from seeing_joined import JOINED
 from seeing_latest import LATEST
 from seeing_more import MORE
 from seeing_newer import NEWER
@@ -242,11 +243,14 @@ FAMILIES |= {
         ("image_position_ids",),
     ),
 }  # fmt: skip
-MORE |= NEWER | LATEST | PACKED | QUERIES | PUBLISHED
+MORE |= NEWER | LATEST | PACKED | QUERIES | PUBLISHED | JOINED
 FAMILIES |= MORE
 LEAST = {"idefics2-split": 2, "ovis2.5": 8, "ovis2.6": 8}
 """Pixels of the shorter edge of an image, where transformers fails at fewer, or resizes those otherwise (Ovis 2.5)."""
-ONE_AXIS = ("dots-ocr", "exaone4.5", "glm5-next", "kimi-k2.5", "kimi-vl", "lfm3-vl", "ovis2.5", "ovis2.6", "video-llama-3")
+ONE_AXIS = (
+    "dots-ocr", "exaone4.5", "glm5-next", "hyperclovax-vision", "kimi-k2.5", "kimi-vl", "lfm3-vl", "opencua", "ovis2.5",
+    "ovis2.6", "points-1.5", "sarashina2-vision", "video-llama-3",
+)  # fmt: skip
 """Of those with grids: they do not ask which tokens are of images."""
 
 

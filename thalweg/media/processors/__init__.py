@@ -49,6 +49,13 @@ from thalweg.media.processors.perception_lm import PerceptionLM, perception_lm
 from thalweg.media.processors.phi3_v import Phi3V, phi3_v
 from thalweg.media.processors.phi4_multimodal import Phi4Multimodal, phi4_multimodal
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
+from thalweg.media.processors.qwen_encoders import (
+    hyperclovax_vision,
+    opencua,
+    points_1_5,
+    sarashina2_vision,
+    tarsier2,
+)
 from thalweg.media.processors.qwen_vl import (
     Exaone45,
     Glm4v,
@@ -194,7 +201,9 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "GlmOcrForConditionalGeneration": glm_ocr,
     "GotOcr2ForConditionalGeneration": got_ocr2,
     "GraniteDoclingForConditionalGeneration": granite_docling,
+    "HCXVisionV2ForCausalLM": hyperclovax_vision,
     "HYV4VLForConditionalGeneration": hy_v4_vl,
+    "HyperCLOVAXVisionV2ForConditionalGeneration": hyperclovax_vision,
     "Idefics2ForConditionalGeneration": idefics2,
     "Idefics3ForConditionalGeneration": idefics3,
     "InstructBlipForConditionalGeneration": instructblip,
@@ -225,6 +234,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Mistral3ForConditionalGeneration": pixtral,
     "Molmo2ForConditionalGeneration": molmo2,
     "OpsColQwen3Model": qwen3_vl,
+    "OpenCUAForConditionalGeneration": opencua,
     "MllamaForConditionalGeneration": mllama,
     "MultiModalityCausalLM": multi_modality,
     "NemotronH_Nano_Omni_Reasoning_V3": nemotron_omni,
@@ -238,6 +248,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "PaddleOCRVLForConditionalGeneration": paddleocr_vl,
     "PaliGemmaForConditionalGeneration": paligemma,
     "PerceptionLMForConditionalGeneration": perception_lm,
+    "POINTSV15ChatModel": points_1_5,
     "Phi3VForCausalLM": phi3_v,
     "Phi4MMForCausalLM": phi4_multimodal,
     "Phi4MultimodalForCausalLM": phi4_multimodal,
@@ -257,10 +268,12 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Qwen3_5MoeForConditionalGeneration": qwen3_vl,
     "Qwen4ExpForConditionalGeneration": qwen3_vl,
     "SiglipModel": clip_vector,
+    "Sarashina2VisionForCausalLM": sarashina2_vision,
     "SkyworkR1VChatModel": internvl_chat,
     "SmolVLMForConditionalGeneration": idefics3,
     "Step3p7ForConditionalGeneration": step3p7,
     "StepVLForConditionalGeneration": step3p7,
+    "Tarsier2ForConditionalGeneration": tarsier2,
     "VideoLlama3ForConditionalGeneration": video_llama_3,
     "VisionEncoderDecoderModel": _vision_encoder_decoder,
     "VideoLlavaForConditionalGeneration": video_llava,
@@ -275,6 +288,7 @@ OVIS = ("Ovis2_5", "Ovis2_6ForCausalLM", "Ovis2_6_MoeForCausalLM")
 WRITTEN: Mapping[str, str] = {
     **dict.fromkeys(("InternVLChatModel", "SkyworkR1VChatModel"), "<IMG_CONTEXT>"),
     **dict.fromkeys(("MiniCPMO", "MiniCPMV"), "<unk>"),
+    "POINTSV15ChatModel": "<|image_pad|>",
     "DeepseekOCR2ForCausalLM": "<image>",
     "DeepseekOCRForCausalLM": "<image>",
     "DeepseekVL2ForCausalLM": "<image>",

@@ -102,9 +102,10 @@ def native_pixtral(config: Config) -> ModelSpec:
     return mistral3(config) if outer_config(config).get("model_type") == "mistral3" else llava(config)
 
 
-def qwen2_vl(config: Config) -> ModelSpec:
+def qwen2_vl(config: Config, **names: Any) -> ModelSpec:
+    """names: as of `seeing`."""
     spec = qwen2.qwen2(one_axis(config))
-    return seeing(with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_vl)
+    return seeing(with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_vl, **names)
 
 
 def qwen2_5_vl(config: Config) -> ModelSpec:
