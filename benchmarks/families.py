@@ -55,6 +55,9 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "indexer_compress_ratio": 16,
     },
     "recurrent_gemma": {"max_position_embeddings": 8192},
+    **{kind: {"decoder_layers": LAYERS} for kind in (
+        "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "trocr",
+    )},
     **{kind: {"is_decoder": True} for kind in ("bert", "bert-generation", "camembert", "roberta", "xlm-roberta")},
 }  # fmt: skip
 """Of configuration classes without such a default, or with one that no published file has: bloom-560m, falcon-mamba-7b and

@@ -15,6 +15,9 @@ SAID = (
 )  # fmt: skip
 """What published files of these families say."""
 INDEXER_KEYS = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
+BART = (
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "trocr",
+)  # fmt: skip
 MORE_SAID = {
     "opt": ("ffn_dim",),
     "xglm": ("ffn_dim",),
@@ -24,6 +27,7 @@ MORE_SAID = {
     "nemotron_h": ("layers_block_type",),
     "deepseek_v2": ("num_experts_per_tok",),
     "qwen4_exp_text": INDEXER_KEYS,
+    **dict.fromkeys(BART, ("decoder_attention_heads", "decoder_ffn_dim", "decoder_layers", "d_model")),
     **dict.fromkeys(("bert", "bert-generation", "roberta"), ("is_decoder",)),
 }
 """The same of single families, by model_type."""

@@ -354,6 +354,10 @@ def describe_pooling(path: Path, mode: str, normalise: bool = True, max_len: int
         (path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": max_len}))
 
 
+SINES = ("RoFormer", "MarianForCausalLM", "PegasusForCausalLM")
+"""Classes whose positions are a table of sines."""
+
+
 @torch.no_grad()
 def spread(model: torch.nn.Module, seed: int) -> None:
     """Random weights whose logits differ by a few units; biases and norm weights that matter."""
@@ -372,7 +376,7 @@ def spread(model: torch.nn.Module, seed: int) -> None:
     )
     buffers = ((name, b) for name, b in model.named_buffers() if name.endswith(stored))
     for name, p in (*model.named_parameters(), *buffers):
-        if type(model).__name__.startswith("RoFormer") and "embed_positions" in name:
+        if type(model).__name__.startswith(SINES) and "embed_positions" in name:
             continue  # a table of sines
         if name.endswith(("input_max", "output_max", "input_min", "output_min")):
             p.fill_({"input_max": 1.1, "input_min": -0.9, "output_max": 1.6, "output_min": -1.7}[name.rsplit(".", 1)[1]])

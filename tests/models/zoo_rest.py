@@ -8,6 +8,10 @@ import transformers
 
 _EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "routed_scaling_factor": 1.7}
 _GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 0.7, "residual_multiplier": 0.4, "attention_multiplier": 0.2}
+_DECODER: dict[str, Any] = {
+    "d_model": 48, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 3, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 32, "decoder_ffn_dim": 80, "pad_token_id": 287,
+}  # fmt: skip
 REST: dict[str, tuple[Any, dict[str, Any]]] = {
     "afmoe": (
         transformers.AfmoeConfig,
@@ -127,5 +131,21 @@ REST: dict[str, tuple[Any, dict[str, Any]]] = {
             "add_cross_attention": True,
         },
     ),
+    **{
+        f"{name}-decoder": (kind, {**_DECODER, **different})
+        for name, kind, different in (
+            ("bart", transformers.BartConfig, {}),
+            ("mbart", transformers.MBartConfig, {"scale_embedding": True}),
+            ("plbart", transformers.PLBartConfig, {}),
+            ("mvp", transformers.MvpConfig, {}),
+            ("blenderbot", transformers.BlenderbotConfig, {}),
+            ("blenderbot-small", transformers.BlenderbotSmallConfig, {}),
+            ("marian", transformers.MarianConfig, {"activation_function": "swish", "scale_embedding": True}),
+            ("pegasus", transformers.PegasusConfig, {"activation_function": "relu", "tie_word_embeddings": True}),
+            ("bigbird-pegasus", transformers.BigBirdPegasusConfig, {"use_bias": True}),
+            ("trocr", transformers.TrOCRConfig, {"scale_embedding": True}),
+            ("trocr-plain", transformers.TrOCRConfig, {"layernorm_embedding": False, "tie_word_embeddings": False}),
+        )
+    },
 }  # fmt: skip
 """Name -> (configuration class, what differs from `zoo.SMALL`)."""

@@ -102,7 +102,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("longt5", "mt5", "switch_transformers", "t5", "umt5"), _T5),
     **dict.fromkeys(
         ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "mvp", "pegasus", "pegasus_x", "plbart",
-         "trocr"), _BART
+         "trocr", "bigbird_pegasus"), _BART
     ),
 }  # fmt: skip
 """model_type -> {its name: common name}. If several names have one meaning, the first applies."""
