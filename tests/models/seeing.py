@@ -417,7 +417,7 @@ def greedy(model: Any, name: str, ids: list[int], images: list[Any], new: int) -
     """transformers' tokens, those that end a text too. Of Qwen3.5 without its cache: with it, positions after an image are
     others than it has itself. So of Gemma 4 whose images see themselves: with it, tokens after long prompts and after text
     alone are others."""
-    if name in ("qwen3.5", "gemma4-together"):
+    if name in ("qwen3.5", "interns2-preview", "gemma4-together"):
         seq = list(ids)
         for _ in range(new):
             seq.append(int(model(**given(name, seq, images), use_cache=False).logits[0, -1].argmax()))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import save_file
-from seeing_parts import HALVES, IDS, SIGLIP, TEXT, Seeing, config
+from seeing_parts import HALVES, IDS, MROPE, QWEN, SIGLIP, TEXT, Seeing, config
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 LAYER = (
@@ -115,8 +115,32 @@ def step_vl(said: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def build_interns2(config: Any) -> Any:
+    model = transformers.Qwen3_5MoeForConditionalGeneration(config)
+    model.model.time_series = torch.nn.Linear(2, 2)
+    return model
+
+
 PLACEHOLDER = "<image_placeholder>"
 PUBLISHED: dict[str, Seeing] = {
+    "interns2-preview": Seeing(
+        config(
+            "Qwen3_5MoeConfig",
+            {
+                "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24,
+                "linear_value_head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                "shared_expert_intermediate_size": 20,
+                "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+            },
+            QWEN | {"num_position_embeddings": 36}, "<|image_pad|>",
+        ),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}, ("image_grid_thw",), build=build_interns2,
+        published=lambda said: {
+            **said, "architectures": ["InternS2PreviewForConditionalGeneration"], "model_type": "interns2_preview",
+        },
+        engine={"mamba_block_size": 32, "num_gpu_blocks_override": 160},
+    ),
     "multi-modality": Seeing(
         config("DeepseekVLConfig", {"model_type": "llama"}, SIGLIP | EYE | {"hidden_act": "gelu"}, PLACEHOLDER),
         PLACEHOLDER, PLACEHOLDER, "Floored", {"size": {"height": 28, "width": 28}, **HALVES}, said=floored, build=Aligned,

@@ -57,7 +57,7 @@ def perception_lm(args: dict[str, Any]) -> Any:
         eye = transformers.TimmWrapperConfig(architecture="vit_pe_lang_large_patch14_448", model_args=args)
         return transformers.PerceptionLMConfig(
             text_config={**TEXT, "model_type": "llama"}, vision_config=eye, image_token_id=IDS["<image>"],
-            vision_use_cls_token=args["class_token"], projector_pooling_ratio=2,
+            video_token_id=IDS["<|video_pad|>"], vision_use_cls_token=args["class_token"], projector_pooling_ratio=2,
         )  # fmt: skip
 
     return make

@@ -120,6 +120,14 @@ CASES = {
         {"fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>", "image_token": "<image>",
          "image_seq_len": 1},
     ),
+    "perception-lm": Watching(
+        "perception_lm", "PerceptionLMVideoProcessor", SQUARE, "<|video|>", "PerceptionLMProcessor", {"num_frames": 3},
+        {"patch_size": 7, "pooling_ratio": 2},
+    ),
+    "interns2-preview": Watching(
+        "qwen3_vl", "Qwen3VLVideoProcessor", {**PAIRS, "size": {"shortest_edge": 256, "longest_edge": 8192}}, PAD,
+        "Qwen3VLProcessor", {}, {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"},
+    ),
     "gemma4": Watching(
         "gemma4", "Gemma4VideoProcessor", {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2}, "<|video|>",
         "Gemma4Processor", {"num_frames": 3}, {"boi_token": "<|image>", "eoi_token": "<image|>"},
@@ -131,7 +139,7 @@ CASES = {
 }  # fmt: skip
 
 
-RECURRENT = ("lfm3-vl", "qwen3.5", "qwen4-exp")
+RECURRENT = ("interns2-preview", "lfm3-vl", "qwen3.5", "qwen4-exp")
 
 
 def scene(count: int, width: int, height: int, seed: int = 0) -> np.ndarray:
@@ -209,7 +217,7 @@ def patches_of(name: str, made: dict[str, Any]) -> np.ndarray:
         return 2 * (made["pixel_values_videos"][there].numpy() - 0.5)
     frames = made.get("pixel_values_videos", made.get("pixel_values"))[0].numpy()
     cut = frames.reshape(len(frames), 3, 4, 7, 4, 7).transpose(0, 2, 4, 1, 3, 5).reshape(len(frames), 16, -1)
-    if name == "internvl":
+    if name in ("internvl", "perception-lm"):
         cut = np.concatenate([np.zeros_like(cut[:, :1]), cut], 1)
     return cut.reshape(-1, cut.shape[-1])
 

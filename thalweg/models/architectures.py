@@ -215,6 +215,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "InternLMForCausalLM": f"{_FAMILIES}.internlm:internlm",
     "InstructBlipForConditionalGeneration": f"{_FAMILIES}.instructblip:instructblip",
     "InternS1ForConditionalGeneration": f"{_FAMILIES}.internvl:internvl",
+    "InternS2PreviewForConditionalGeneration": f"{_FAMILIES}.interns2:interns2",
     "InternVLChatModel": f"{_FAMILIES}.internvl:internvl_chat",
     "InternVLForConditionalGeneration": f"{_FAMILIES}.internvl:internvl",
     "IQuestCoderForCausalLM": f"{_FAMILIES}.llama:llama",

@@ -208,6 +208,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Idefics3ForConditionalGeneration": idefics3,
     "InstructBlipForConditionalGeneration": instructblip,
     "InternS1ForConditionalGeneration": internvl,
+    "InternS2PreviewForConditionalGeneration": qwen3_vl,
     "InternVLChatModel": internvl_chat,
     "InternVLForConditionalGeneration": internvl,
     "JanusForConditionalGeneration": janus,

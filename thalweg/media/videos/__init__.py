@@ -32,15 +32,19 @@ from thalweg.media.videos.stills import (
     InternVLVideo,
     LlavaVideo,
     SmolVLMVideo,
+    TiledVideo,
     gemma4,
     internvl,
     llava_onevision,
+    perception_lm,
     smolvlm,
 )
 
 __all__ = ["VIDEOS", "AnyVideo", "VideoFacts", "load_video_processor"]
 
-AnyVideo = Gemma4Video | Glm46Video | GlmVideo | InternVLVideo | LlavaVideo | QwenVideo | SmolVLMVideo | StampedVideo
+AnyVideo = (
+    Gemma4Video | Glm46Video | GlmVideo | InternVLVideo | LlavaVideo | QwenVideo | SmolVLMVideo | StampedVideo | TiledVideo
+)
 VIDEOS: Mapping[str, Callable[[Config, Processor, Config], AnyVideo]] = {
     "CohereCompassForConditionalGeneration": cohere_compass,
     "Cosmos3EdgeForConditionalGeneration": cosmos3_edge,
@@ -51,9 +55,11 @@ VIDEOS: Mapping[str, Callable[[Config, Processor, Config], AnyVideo]] = {
     "Glm4vForConditionalGeneration": glm4v,
     "Glm4vMoeForConditionalGeneration": glm4v,
     "InternS1ForConditionalGeneration": internvl,
+    "InternS2PreviewForConditionalGeneration": qwen3_5,
     "InternVLForConditionalGeneration": internvl,
     "Lfm3VlForConditionalGeneration": lfm3_vl,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
+    "PerceptionLMForConditionalGeneration": perception_lm,
     "Qwen2VLForConditionalGeneration": qwen2_vl,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
     "Qwen3VLForConditionalGeneration": qwen3_vl,

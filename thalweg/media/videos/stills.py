@@ -15,6 +15,7 @@ from thalweg.media.processors.base import ImageProcessor, only, outer, read_size
 from thalweg.media.processors.gemma4 import Gemma4
 from thalweg.media.processors.idefics3 import Idefics3
 from thalweg.media.processors.llava_next import LlavaNext
+from thalweg.media.processors.perception_lm import PerceptionLM
 from thalweg.media.processors.tiles import TiledImages
 from thalweg.media.videos.base import FILE, VideoFacts, VideoProcessor, clock, linspace, pixels, rate
 from thalweg.media.videos.frames import LlavaFrame
@@ -111,6 +112,13 @@ class Gemma4Video(UniformVideo, frozen=True, kw_only=True):
         return " ".join(f"{clock(at)} {before}{token * n}{behind}" for at, n in parts)
 
 
+class TiledVideo(UniformVideo, frozen=True, kw_only=True):
+    """PerceptionLM: a tile of each frame, without text."""
+
+    def write_text(self, video: VideoFacts, token_of: Callable[[int], str]) -> str:
+        return token_of(self.token) * sum(self.count(video))
+
+
 def spell(number: int) -> str:
     """A number below 1,000 in words, as "one hundred and twenty-one"."""
     if number >= 100:
@@ -163,3 +171,13 @@ def gemma4(config: Config, images: Processor, said: Config) -> Gemma4Video:
         images, token=token, vectors=integer(said, "max_soft_tokens", high=1 << 14, default=70, where=FILE)
     )
     return Gemma4Video(token=token, marker="<|video|>", frames=frames, **rate(said, None, None))
+
+
+def perception_lm(config: Config, images: Processor, said: Config) -> TiledVideo:
+    """Settings of images have another size, which they do not use."""
+    assert isinstance(images, PerceptionLM)
+    if "tile_size" not in said:
+        only(read_size(said, "size", ("height", "width"), {"height": images.side}).values(), images.side)
+    token = integer(outer(config), "video_token_id", low=0, default=128_003)
+    frames = msgspec.structs.replace(images, token=token, most=0, **pixels(said, images))
+    return TiledVideo(token=token, marker="<|video|>", frames=frames, **rate(said, None, None))
