@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow: pip install 'thalweg[images]'")
 
 import seeing  # noqa: E402
 from test_images import file_of, picture, url  # noqa: E402
+from zoo import edit_config  # noqa: E402
 
 from thalweg import LLM  # noqa: E402
 from thalweg.errors import RequestError  # noqa: E402
@@ -113,5 +115,49 @@ def test_a_reranker_reads_images_in_its_form(made: tuple[Path, Any]) -> None:
         assert out.outputs.score == pytest.approx(float(logits.softmax(0)[1]), abs=1e-5)
         (plain,) = llm.score("", "down", use_tqdm=False)
         assert "<Query>:NULL\n<Document>:down<|im_end|>" in llm.get_tokenizer().decode(plain.prompt_token_ids, False)
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.slow
+def test_jina_reranker_m0_scores_pairs_as_its_authors_do(tmp_path: Path) -> None:
+    """The document first, then the query, then token 100. The score is a sigmoid of what two layers make of its state."""
+    model = seeing.make("qwen2-vl", tmp_path)
+    hidden, g = model.config.text_config.hidden_size, torch.Generator().manual_seed(4)
+    score = {
+        f"score.{i}.{name}": torch.randn(shape, generator=g) * 0.3
+        for i, rows in ((0, hidden), (2, 1)) for name, shape in (("weight", (rows, hidden)), ("bias", (rows,)))
+    }  # fmt: skip
+    weights = tmp_path / "model.safetensors"
+    save_file({k: v for k, v in load_file(weights).items() if k != "lm_head.weight"} | score, weights, {"format": "pt"})
+    edit_config(tmp_path, architectures=["JinaVLForRanking"])
+
+    @torch.inference_mode()
+    def want(ids: list[int], images: list[Any]) -> float:
+        last = model.model(**seeing.given("qwen2-vl", ids, images)).last_hidden_state[0, -1]
+        inner = torch.relu(score["score.0.weight"] @ last + score["score.0.bias"])
+        return float(torch.sigmoid(score["score.2.weight"] @ inner + score["score.2.bias"] - 2.65))
+
+    image, llm = picture(60, 40), engine(tmp_path)
+    try:
+        shown = {"content": [{"type": "image_pil", "image_pil": image}]}
+        pairs = [("boats<|im_end|>", "down the river", []), ("boats", shown, [image]), (shown, "of a river", [image])]
+        for query, document, images in pairs:
+            (out,) = llm.score(query, document, use_tqdm=False)
+            ids = list(out.prompt_token_ids)
+            text = llm.get_tokenizer().decode(ids[:-1], False)
+            assert ids[-1] == 100
+            assert ids.count(seeing.IDS["<|im_end|>"]) == 0
+            marks = "<|vision_start|>" + "<|image_pad|>" * ids.count(seeing.IDS["<|image_pad|>"]) + "<|vision_end|>"
+            sides = (marks if side is shown else side for side in (document, query))
+            assert text == "**Document**:\n{}\n**Query**:\n{}".format(*sides)
+            assert out.outputs.score == pytest.approx(want(ids, images), abs=1e-5)
+        (whole,) = llm.score("boats", "down the river by the sea", use_tqdm=False)
+        kept = {"truncate_prompt_tokens": len(whole.prompt_token_ids) - 7}
+        (cut,) = llm.score("boats", "down the river by the sea", tokenization_kwargs=kept, use_tqdm=False)
+        text = llm.get_tokenizer().decode(cut.prompt_token_ids[:-1], False)
+        assert text.startswith("**Document**:\ndown the")
+        assert text.endswith("\n**Query**:\nboats")
+        assert len(cut.prompt_token_ids) == len(whole.prompt_token_ids) - 7
     finally:
         llm.shutdown()

@@ -233,6 +233,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "KimiK25ForConditionalGeneration": f"{_FAMILIES}.kimi_vl:kimi_k25",
     "KimiK2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
     "JinaForRanking": f"{_FAMILIES}.jina_ranking:jina_ranking",
+    "JinaVLForRanking": f"{_FAMILIES}.jina_vl:jina_vl",
     "KimiK3ForConditionalGeneration": f"{_FAMILIES}.kimi_k3:kimi_k3",
     "KimiK3LinearForCausalLM": f"{_FAMILIES}.kimi_k3:kimi_k3",
     "KimiLinearForCausalLM": f"{_FAMILIES}.kimi_linear:kimi_linear",

@@ -36,6 +36,8 @@ class Classes:
     """That matrix's tensor, in full."""
     vocab: int = 0
     """Its rows."""
+    shift: float = 0.0
+    """Subtracted from each number before its activation."""
     difference: bool = False
     """The one number is the second token's less the first's: its sigmoid equals the softmax of both."""
 

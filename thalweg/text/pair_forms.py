@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from thalweg.errors import RequestError
 from thalweg.text.cut import TokenizedText, Truncation, first_tokens
@@ -13,10 +13,12 @@ from thalweg.text.cut import TokenizedText, Truncation, first_tokens
 if TYPE_CHECKING:
     from thalweg.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class PairTemplate:
-    """The text around the query and the document. If a pair is too long, the document's end is cut."""
+    """The text around the query and the document. If a pair is too long, the document's end is cut off."""
 
     before: str
     instruction: str | None
@@ -32,6 +34,10 @@ class PairTemplate:
     """The text around the placeholder of an image. None: queries and documents hold text only."""
     empty: str = ""
     """Text of a query or document that holds nothing."""
+    document_first: bool = False
+    """Is the document before the query?"""
+    last: tuple[int, ...] = ()
+    """Ids after all text: tokens that the tokenizer may not write."""
 
 
 FORMS: Mapping[str, PairTemplate] = MappingProxyType({
@@ -53,6 +59,10 @@ FORMS: Mapping[str, PairTemplate] = MappingProxyType({
     "nemotron-rerank": PairTemplate(
         before="", instruction=None, words=("", "question:", " \n \n passage:"), after="", written=None, special=True
     ),
+    "jina-reranker-m0": PairTemplate(
+        before="", instruction=None, words=("", "\n**Query**:\n", "**Document**:\n"), after="", written=None,
+        media=("<|vision_start|>", "<|vision_end|>"), document_first=True, last=(100,),
+    ),
 })  # fmt: skip
 """`Pooling.form` of models.tail -> format."""
 
@@ -69,9 +79,29 @@ def write_pair(
     """A pair in this format. Special tokens in the texts are encoded as plain text. RequestError as `read_pair`."""
     if most != (0, 0):
         first, second = (first_tokens(tokenizer, t, n) if n else t for t, n in zip((first, second), most, strict=True))
+    before, ids, after = _encode_pair(tokenizer, form, first, second, instruction)
+    if cut is not None:
+        around = len(before) + len(after)
+        room = cut.keep - around
+        if room < 1:
+            raise RequestError(
+                f"truncate_prompt_tokens: {cut.keep} leaves no room for text: {around} tokens are needed around it",
+                "truncate_prompt_tokens",
+            )
+        if form.document_first:
+            ids = _cut_document(tokenizer, form, first, second, ids, room)
+        ids = ids[:room]
+    tokens = [*before, *ids, *after]
+    return TokenizedText(tokens, [0] * len(tokens))
+
+
+def _encode_pair(
+    tokenizer: Tokenizer, form: PairTemplate, first: str, second: str, instruction: str | None
+) -> tuple[list[int], list[int], list[int]]:
+    """(the tokens before the pair, of it, after it)."""
     middle, data = "", []
-    asked = "" if form.instruction is None else form.instruction if instruction is None else instruction
-    for word, text in zip(form.words, (asked, first or form.empty, second or form.empty), strict=True):
+    task = "" if form.instruction is None else form.instruction if instruction is None else instruction
+    for word, text in _order(form, (task, first or form.empty, second or form.empty)):
         start = len(middle) + len(word)
         middle += word + text
         data.append((start, start + len(text)))
@@ -81,17 +111,22 @@ def write_pair(
         whole = tokenizer.encode_with_data(middle, data, True)
         first_at = next(k for k in range(len(whole) - len(ids) + 1) if whole[k : k + len(ids)] == ids)
         before, after = whole[:first_at], whole[first_at + len(ids) :]
-    if cut is not None:
-        room = cut.keep - len(before) - len(after)
-        if room < 1:
-            around = len(before) + len(after)
-            raise RequestError(
-                f"truncate_prompt_tokens: {cut.keep} leaves no room for text: {around} tokens are needed around it",
-                "truncate_prompt_tokens",
-            )
-        ids = ids[:room]
-    made = [*before, *ids, *after]
-    return TokenizedText(made, [0] * len(made))
+    return before, ids, [*after, *form.last]
+
+
+def _order(form: PairTemplate, values: tuple[T, T, T]) -> list[tuple[str, T]]:
+    """(text before it, value) of the instruction, the query and the document, in the format's order."""
+    task, query, document = zip(form.words, values, strict=True)
+    return [task, document, query] if form.document_first else [task, query, document]
+
+
+def _cut_document(tokenizer: Tokenizer, form: PairTemplate, first: str, second: str, ids: list[int], room: int) -> list[int]:
+    """The tokens of a pair whose document is first, with the document's end left out as far as needed and possible."""
+    size = len(tokenizer.encode(second, False))
+    while len(ids) > room and size:
+        size = max(0, size - (len(ids) - room))
+        _, ids, _ = _encode_pair(tokenizer, form, first, first_tokens(tokenizer, second, size) if size else "", None)
+    return ids
 
 
 def write_media_pair(
@@ -103,13 +138,14 @@ def write_media_pair(
 ) -> list[int]:
     """The tokens of a pair with media in this format. sides: (text, was it written by the caller?) of each part of the query
     and of the document. expand: inserts the placeholders of media. Special tokens of callers are encoded as plain text."""
-    asked = form.instruction if instruction is None else instruction
-    pieces = [(form.before, False), (form.words[0], False), (asked or "", True)]
-    for word, side in zip(form.words[1:], sides, strict=True):
-        pieces += [(word, False), *(side if any(text for text, _ in side) else [(form.empty, False)])]
+    task = "" if form.instruction is None else form.instruction if instruction is None else instruction
+    query, document = (side if any(text for text, _ in side) else [(form.empty, False)] for side in sides)
+    pieces = [(form.before, False)]
+    for word, side in _order(form, ([(task, True)], query, document)):
+        pieces += [(word, False), *side]
     whole, data = "", []
     for text, own in (*pieces, (form.after, False)):
         if own:
             data.append((len(whole), len(whole) + len(text)))
         whole += text
-    return tokenizer.encode_with_data(*expand(whole, data), False)
+    return [*tokenizer.encode_with_data(*expand(whole, data), False), *form.last]

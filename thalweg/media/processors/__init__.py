@@ -212,6 +212,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "InternVLChatModel": internvl_chat,
     "InternVLForConditionalGeneration": internvl,
     "JanusForConditionalGeneration": janus,
+    "JinaVLForRanking": qwen2_vl,
     "KeyeForConditionalGeneration": keye,
     "KeyeVL1_5ForConditionalGeneration": keye,
     "Kimi_K25ForConditionalGeneration": kimi,

@@ -17,13 +17,14 @@ from thalweg.models.weights import ParamSpec
 
 
 class Classifier:
-    """x f32[S, hidden] -> f32[S, classes]: out(norm(act(dense(x)))), or out(x)."""
+    """x f32[S, hidden] -> f32[S, classes]: out(norm(act(dense(x)))), or out(x), less the shift."""
 
     def __init__(self, ctx: Context, spec: Classes, hidden: int, weights: Mapping[str, Any]) -> None:
         self._dtype = getattr(torch, ctx.dtype)
         self._dense = Projection(ctx, weights["dense"], spec.act, adapts=True) if spec.dense else None
         self._norm = ctx.bind(ops.layer_norm, size=hidden, eps=spec.eps) if spec.norm else None
         self._out, self._difference = Projection(ctx, weights["out"], adapts=True), spec.difference
+        self._shift = spec.shift
         self.specs: dict[str, Any] = {"out": self._out.specs}
         if self._dense is not None:
             self.specs["dense"] = self._dense.specs
@@ -38,4 +39,4 @@ class Classifier:
         if self._norm is not None:
             x = self._norm(x, p["norm"]["weight"])
         made = self._out(p["out"], x, slots).to(torch.float32)
-        return made[:, 1:] - made[:, :1] if self._difference else made
+        return made[:, 1:] - made[:, :1] if self._difference else made - self._shift
