@@ -105,9 +105,9 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature("[Word timestamps](audio.md#long-audio) in transcripts", "RUUUN", ("tests/models/test_word_times.py",)),
         Feature("[Video input](video.md) in chat, 20 architectures", "RUUUU", ("tests/models/test_videos.py",)),
         Feature(
-            "[Speech output](audio.md#speech) (VITS, MMS-TTS, CSM)",
+            "[Speech output](audio.md#speech) (VITS, MMS-TTS, CSM, Qwen3-Omni's talker)",
             "RUUUN",
-            ("tests/models/test_vits.py", "tests/models/test_csm.py"),
+            ("tests/models/test_vits.py", "tests/models/test_csm.py", "tests/models/test_omni_talker.py"),
             note="no spoken answers in chat",
         ),
     ),

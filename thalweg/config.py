@@ -103,6 +103,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     """None: not a speech model."""
     speaks: bool = False
     """Are its tokens frames of speech, for its codec?"""
+    speech_end: int = -1
+    """The token after the last of these frames. -1: its tokens are no frames."""
     transcribes: bool = False
     """Does it read audio in conversations, and is it trained to transcribe?"""
     source: SourceConfig | None = None

@@ -50,6 +50,7 @@ _MODELS = "thalweg.models.logits"
 FEATURES = (
     Feature(f"{_HAL}.history:History", f"{_CONTROL}.history:HistoryBuilder"),
     Feature(f"{_HAL}.codes:FrameCodes", f"{_CONTROL}.codes:CodesBuilder"),
+    Feature(f"{_HAL}.spoken:SpokenTokens", f"{_CONTROL}.spoken:SpokenBuilder"),
     Feature(f"{_HAL}.penalties:Penalties", f"{_CONTROL}.penalties:PenaltiesBuilder", f"{_MODELS}.penalties:PenaltiesProcessor"),
     Feature(f"{_HAL}.bad_words:BadWords", f"{_CONTROL}.bad_words:BadWordsBuilder", f"{_MODELS}.bad_words:BadWordsProcessor"),
     Feature(f"{_HAL}.bias:Bias", f"{_CONTROL}.bias:BiasBuilder", f"{_MODELS}.bias:BiasProcessor"),

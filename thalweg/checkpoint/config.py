@@ -15,7 +15,7 @@ from thalweg.checkpoint.bounds import BOUNDS
 from thalweg.checkpoint.json_files import read_json, read_object
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.checkpoint.spelling import BESIDE as BESIDE
-from thalweg.checkpoint.spelling import TEXT_ENDS, canonical_config
+from thalweg.checkpoint.spelling import TALKER, TEXT_ENDS, canonical_config, select_talker
 from thalweg.checkpoint.tail import decide, token_ids
 from thalweg.checkpoint.weights import TensorHeaders
 from thalweg.errors import CheckpointError, UnsupportedModelError
@@ -63,6 +63,8 @@ def read_config(
     for key, value in (overrides or {}).items():
         _finite(value, f"hf_overrides: {key}")
         config.update(value if key == "text_config" and isinstance(value, dict) else {key: value})
+    if architecture(config, file) == TALKER:
+        config = select_talker(config)
     _finite(config, str(file))
     near = () if file == Path(path) else quantised.FILES
     beside = {name: read_object(file.with_name(name)) for name in near if file.with_name(name).is_file()}

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
+from thalweg.errors import CheckpointError
+
 OUTER = (
     "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "quantization_config",
     "compression_config", "quantization", "tie_word_embeddings", "torch_dtype", "transformers_version",
@@ -246,6 +248,10 @@ ENCODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 model's. Its prompts are one placeholder."""
 THINKER = "thinker_config"
 """Key in models with audio output: the part that generates text from text, images and audio."""
+TALKER = "Qwen3OmniMoeTalkerForConditionalGeneration"
+"""Architecture of the part of such a model that speaks. No file names it: `hf_overrides` does."""
+THINKER_WORDS, THINKER_WIDTH = "thinker_vocab_size", "thinker_hidden_size"
+"""Keys in the configuration of that part: sizes of the part that generates text."""
 PAIR = "vision-encoder-decoder"
 """model_type of any image encoder and any decoder."""
 MOLMO_2 = "molmo2_text"
@@ -332,6 +338,18 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(config.get(LIMITS), list | tuple):
         config[LIMITS] = [None if _endless(value) else value for value in config[LIMITS]]
     return {**ABSENT.get(kind, {}), **config}
+
+
+def select_talker(config: dict[str, Any]) -> dict[str, Any]:
+    """Of a canonical configuration with audio output, that of the part that speaks. CheckpointError."""
+    around = config.get(BESIDE)
+    talker = around.get("talker_config") if isinstance(around, dict) else None
+    inner = talker.get("text_config") if isinstance(talker, dict) else None
+    if not isinstance(around, dict) or not isinstance(inner, dict):
+        raise CheckpointError("config.json: talker_config: text_config: missing, so there is no part that speaks")
+    sizes = {THINKER_WORDS: config.get("vocab_size"), THINKER_WIDTH: config.get("hidden_size")}
+    made = canonical_config({**inner, "architectures": [TALKER], "dtype": config.get("dtype"), **sizes})
+    return {**made, BESIDE: around}
 
 
 def _encoder_sizes(config: dict[str, Any], part: str, sizes: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,8 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     """The same behind the last."""
     extent: int = 0
     """With `axes`: how far the next token's position lies behind that of the first."""
+    spoken: np.ndarray | None = None  # i32[N]
+    """Tokens of a text that is spoken, one for each position of the sequence from its first, also behind the prompt."""
     most_a_step: int = 0
     """At most so many sequences with an input like this one enter in a step. 0: no limit."""
 
@@ -65,7 +67,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_source(self) -> bool:
-        return not self.positions.size
+        return not self.positions.size and self.spoken is None
 
     @property
     def span(self) -> tuple[int, int]:

@@ -399,6 +399,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen3MoeForCausalLM": f"{_FAMILIES}.qwen3:qwen3_moe",
     "Qwen3NextForCausalLM": f"{_FAMILIES}.qwen3_next:qwen3_next",
     "Qwen3OmniMoeForConditionalGeneration": f"{_FAMILIES}.audio_chat:qwen3_omni_moe",
+    "Qwen3OmniMoeTalkerForConditionalGeneration": f"{_FAMILIES}.qwen3_omni_talker:qwen3_omni_talker",
     "Qwen3OmniMoeThinkerForConditionalGeneration": f"{_FAMILIES}.audio_chat:qwen3_omni_moe",
     "Qwen3VLForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen3_vl",
     "Qwen3VLForSequenceClassification": f"{_FAMILIES}.multimodal:qwen3_vl_classifier",

@@ -32,7 +32,7 @@ from thalweg.models.heads.lexical import WordWeights
 from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.altup import Streams
 from thalweg.models.layers.conformer_source import ConformerSource
-from thalweg.models.layers.depth import DepthDecoder, TextEmbedder
+from thalweg.models.layers.depth import DepthDecoder, PositionEmbedder, TextEmbedder
 from thalweg.models.layers.disentangled import Distances
 from thalweg.models.layers.embedding import AddedEmbedding, Embedding, LMHead
 from thalweg.models.layers.gated_source import GatedSource
@@ -63,6 +63,7 @@ from thalweg.models.vision.tile_source import TileEncoder
 from thalweg.models.vision.tower import VisionEncoder
 from thalweg.models.vision.wav2vec import Wav2VecEncoder
 from thalweg.models.vision.window_conformer import WindowConformer
+from thalweg.models.voices.code2wav import Code2WavNetwork
 from thalweg.models.voices.mimi import MimiNetwork
 from thalweg.models.voices.vits import VitsNetwork
 from thalweg.models.weights import ParamSpec, Weight
@@ -103,7 +104,7 @@ _ENDS = (
     _End("vision", lambda s: s.vision, lambda ctx, s, part, w: _vision_encoder(part)(ctx, part, w, Block)),
     _End("audio", lambda s: s.audio, lambda ctx, s, part, w: AUDIO[type(part)](ctx, part, w, Block)),
     _End("voice", lambda s: s.voice, lambda ctx, s, part, w: VOICES[type(part)](part)),
-    _End("spoken_text", lambda s: s.spoken_text, lambda ctx, s, part, w: TextEmbedder(part, w, ctx.dtype)),
+    _End("spoken_text", lambda s: s.spoken_text, lambda ctx, s, part, w: TEXTS[type(part)](part, w, ctx.dtype)),
     _End("depth", lambda s: s.depth, lambda ctx, s, part, w: DepthDecoder(part, w, ctx.dtype)),
     _End(
         "tile_source",
@@ -127,8 +128,14 @@ AUDIO: Mapping[type, Callable[..., Any]] = {
 """Declaration of an audio encoder -> the encoder."""
 
 
-VOICES: Mapping[type, Callable[..., Any]] = {spec.VitsSpec: VitsNetwork, spec.MimiSpec: MimiNetwork}
+VOICES: Mapping[type, Callable[..., Any]] = {
+    spec.VitsSpec: VitsNetwork,
+    spec.MimiSpec: MimiNetwork,
+    spec.Code2WavSpec: Code2WavNetwork,
+}
 """Declaration of a network that speaks -> the network."""
+TEXTS: Mapping[type, Callable[..., Any]] = {spec.TextTable: TextEmbedder, spec.PositionText: PositionEmbedder}
+"""The same of texts to be spoken."""
 
 
 def _vision_encoder(part: Any) -> type[VisionEncoder | SamEncoder | MaskedEncoder | PatchEmbedding]:

@@ -23,7 +23,7 @@ from thalweg.models.adapters import AdapterRows, Held, allocate
 from thalweg.models.build import Model
 from thalweg.models.drafts.taps import SAMPLED
 from thalweg.models.heads.pooling import pooling_result
-from thalweg.models.layers.depth import CODES
+from thalweg.models.layers.depth import CODES, SPOKEN, PositionEmbedder
 from thalweg.models.layers.recurrent import Replay, settle
 from thalweg.models.proposer import KEY, Proposer
 from thalweg.models.sampler import Sampler
@@ -56,6 +56,8 @@ def make_state(
         state["history"] = device.alloc((slots, max_len + 1), "int32")
     if (depth := getattr(model, "depth", None)) is not None:
         state[CODES] = device.alloc((slots, max_len + 1, depth.spec.books - 1), "int32")
+        if isinstance(model.spoken_text, PositionEmbedder):
+            state[SPOKEN] = device.alloc((slots, max_len + 1), "int32")
     if model.adapters is not None:
         state["adapters"] = allocate(model.adapters, device, model.dtype)
     if proposer is not None:
@@ -107,7 +109,7 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
         if seen is not None:
             history = write(history, seen.slot, seen.position, seen.token)
         batch, history = enter_batch(batch, history)
-        framed = {} if depth is None else _embed_frames(depth, params, state, batch)
+        framed = {} if depth is None else _embed_frames(model, params, state, batch)
         if depth is not None:  # the token that ends a sequence is no code
             batch = replace(batch, tokens=batch.tokens.clamp(max=model.vocab - 1))
         drafts, scores, aligned = batch.get(Drafts), batch.get(Scores), batch.get(EachToken)
@@ -159,13 +161,18 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
     return step
 
 
-def _embed_frames(depth: Any, params: Params, state: State, batch: StepBatch) -> dict[str, Array]:
+def _embed_frames(model: Model, params: Params, state: State, batch: StepBatch) -> dict[str, Array]:
     """The argument of `Model.forward` of a model whose tokens are frames."""
+    depth, text = model.depth, model.spoken_text
     slots = batch.slots.index_select(0, batch.token_seq)
     held, known = state[CODES], batch.get(FrameCodes)
     if known is not None:
         held[known.slot.long(), known.position.long()] = known.codes
-    return {"added": depth.embed(params["depth"], held[slots.long(), batch.positions.long()])}
+    vectors = depth.embed(params["depth"], held[slots.long(), batch.positions.long()])
+    if isinstance(text, PositionEmbedder):  # tokens of prompts are no frames
+        vectors = torch.where((batch.tokens < depth.spec.codes)[:, None], vectors, 0)
+        vectors = vectors + text(params["spoken_text"], text.read(state[SPOKEN], batch))
+    return {"added": vectors}
 
 
 def _pooling_step(model: Model) -> Step:

@@ -70,7 +70,7 @@ class InputProcessor:
         self._budget = config.scheduler.token_budget
         self._vocab, self._hidden = config.model.vocab, config.model.hidden
         self._prompt_ids, self._source_columns = config.model.prompt_ids, config.model.source_columns
-        self._speaks = config.model.speaks
+        self._speaks, self._speech_end = config.model.speaks, config.model.speech_end
         self._source_required = config.model.source_required
 
     def process(
@@ -114,7 +114,7 @@ class InputProcessor:
             inputs = (transcription.make_input(mel, aligned), *inputs)
             shared = transcription.sampling(self._speech, ids, shared)
         if spoken is not None:
-            inputs, shared = (spoken,), {**shared, "eos_ids": (self._vocab,)}
+            inputs, shared = (spoken,), {**shared, "eos_ids": (self._speech_end,)}
         shared = _end_with_inputs(shared, inputs, len(tokens))
         if self._source is not None:
             inputs, shared = (self._source.make_input(ids, source_media), *inputs), self._source.sampling(shared)

@@ -16,6 +16,7 @@ from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.clip_encoder import ClipEncoder
 from thalweg.models.vision.sam import SamEncoder
 from thalweg.models.vision.tower import VisionEncoder
+from thalweg.models.voices.code2wav import Code2WavNetwork
 from thalweg.models.voices.mimi import MimiNetwork
 from thalweg.models.voices.vits import VitsNetwork
 
@@ -28,7 +29,7 @@ TOGETHER = 1 << 14
 class EncoderNetwork:
     """An encoder of the model, and its executables. Kinds of media may share one."""
 
-    model: VisionEncoder | SamEncoder | AudioEncoder | ClipEncoder | VitsNetwork | MimiNetwork | TextEmbedder
+    model: VisionEncoder | SamEncoder | AudioEncoder | ClipEncoder | VitsNetwork | MimiNetwork | Code2WavNetwork | TextEmbedder
     params: Params
     state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
     carried: dict[str, Any] = field(default_factory=dict, init=False)

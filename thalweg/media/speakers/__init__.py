@@ -12,6 +12,7 @@ from thalweg.plugins import import_attribute
 _HERE = "thalweg.media.speakers."
 SPEAKERS: Mapping[str, str] = {
     "CsmForConditionalGeneration": f"{_HERE}csm:CsmSpeaker",
+    "Qwen3OmniMoeTalkerForConditionalGeneration": f"{_HERE}qwen3_omni:OmniSpeaker",
     "VitsModel": f"{_HERE}vits:VitsSpeaker",
 }
 """Architecture -> a `Speaker`."""

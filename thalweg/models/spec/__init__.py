@@ -16,6 +16,7 @@ from thalweg.models.spec.audio import AudioSpec, Conv
 from thalweg.models.spec.block_sparse import BlockSparseAttention
 from thalweg.models.spec.block_transcriber import BlockTranscriberSpec
 from thalweg.models.spec.causal_audio import CausalAudioSpec
+from thalweg.models.spec.code2wav import Code2WavSpec
 from thalweg.models.spec.compressed import CompressedAttention, KeptEntries, WindowPooling
 from thalweg.models.spec.conformer import ConformerSpec
 from thalweg.models.spec.conformer_layer import ConformerLayer
@@ -27,7 +28,7 @@ from thalweg.models.spec.davit import DaViTSpec, DaViTStage
 from thalweg.models.spec.deep_router import DeepRouter
 from thalweg.models.spec.delay import DelayMLP
 from thalweg.models.spec.delta import DeltaNet
-from thalweg.models.spec.depth import DepthSpec, TextTable
+from thalweg.models.spec.depth import CodeRows, DepthSpec, PositionText, TextTable
 from thalweg.models.spec.differential import DifferentialAttention
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
 from thalweg.models.spec.entrances import FrameConvolutions, FrameProjection, SampleConvolutions
@@ -121,6 +122,8 @@ __all__ = [
     "CausalAudioSpec",
     "ChannelMix",
     "ClipReaderSpec",
+    "Code2WavSpec",
+    "CodeRows",
     "CompressedAttention",
     "ConformerLayer",
     "ConformerSource",
@@ -198,6 +201,7 @@ __all__ = [
     "PooledKeys",
     "PooledSparseAttention",
     "PoolingAdapter",
+    "PositionText",
     "ProjectorSpec",
     "QFormerSpec",
     "QueryEncoderSpec",

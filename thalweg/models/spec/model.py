@@ -12,9 +12,10 @@ from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.audio import AudioSpec
 from thalweg.models.spec.block_transcriber import BlockTranscriberSpec
 from thalweg.models.spec.causal_audio import CausalAudioSpec
+from thalweg.models.spec.code2wav import Code2WavSpec
 from thalweg.models.spec.conformer import ConformerSpec
 from thalweg.models.spec.conformer_transcriber import ConformerTranscriberSpec
-from thalweg.models.spec.depth import DepthSpec, TextTable
+from thalweg.models.spec.depth import CodeRows, DepthSpec, PositionText, TextTable
 from thalweg.models.spec.disentangled import Distances
 from thalweg.models.spec.fastconformer import FastConformerSpec
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
@@ -243,10 +244,12 @@ class ModelSpec:
     """The audio encoder. Its vectors replace placeholders of a prompt."""
     vision: VisionSpec | SamSpec | None = None
     """The vision encoder; None: the model is text-only."""
-    voice: VitsSpec | MimiSpec | None = None
+    voice: VitsSpec | MimiSpec | Code2WavSpec | None = None
     """The network that turns utterances into samples. None: the model does not speak."""
-    spoken_text: TextTable | None = None
-    """The embeddings of a prompt's text, where tokens are codes of speech."""
+    spoken_text: TextTable | PositionText | None = None
+    """The embeddings of a text, where tokens are codes of speech."""
+    code_rows: CodeRows | None = None
+    """Tokens are these rows of the stored vocabulary, and `head_rows` is set."""
     depth: DepthSpec | None = None
     """The decoder of the codes of a frame after its first. None: a token is one code."""
     mtp: MTPSpec | None = None
@@ -313,6 +316,9 @@ class ModelSpec:
 
     def _embedding(self, name: str) -> Iterator[Source]:
         """Runs of rows of the stored embedding."""
+        if self.code_rows is not None:
+            yield from self.code_rows.embedding(name, self.embed_width)
+            return
         begin = 0
         for row, id in sorted((unused, id) for id, unused in self.prompt_ids):
             if row > begin:
@@ -336,6 +342,9 @@ class ModelSpec:
                 source = Source(f"{name}.normed", (self.vocab, self.hidden))
                 view = TensorView(name, source.shape, normed=True)
                 made["head"]["weight"] = attach_views(replace(made["head"]["weight"], sources=(source,)), [view])
+            if self.code_rows is not None:
+                sources = self.code_rows.head(f"{self.head}.weight", self.hidden)
+                made["head"]["weight"] = replace(made["head"]["weight"], sources=sources)
             if self.head_bias:
                 made["head"]["bias"] = vector(f"{self.head}.bias", self.vocab, shard=0)
             if self.logit_bias:  # under a name that no file has

@@ -159,7 +159,7 @@ class GeneratedReply(SpeechReply):
         """Sentences in order. Frames of later ones wait until the earlier ones end."""
         count = len(self.job.prompts)
         frames: list[list[np.ndarray]] = [[] for _ in range(count)]
-        over, at, sent = [False] * count, 0, 0
+        over, at, sent, given = [False] * count, 0, 0, 0
         async with aclosing(TurnReply(self.serving, self.job).outputs()) as outputs:
             async for i, output in outputs:
                 frames[i] += self.speaker.frames(output.outputs[0])
@@ -170,10 +170,10 @@ class GeneratedReply(SpeechReply):
                         break
                     if len(part := known[:size]) > sent:
                         rows = await self._decode(part)
-                        yield self.speaker.samples(rows[sent:])
-                        self._rows, sent = self._rows + len(part) - sent, len(part)
+                        yield self.speaker.samples(rows[given:])
+                        self._rows, sent, given = self._rows + len(part) - sent, len(part), len(rows)
                     if over[at] and sent == len(known):
-                        frames[at], at, sent = [], at + 1, 0
+                        frames[at], at, sent, given = [], at + 1, 0, 0
 
     async def _decode(self, frames: Sequence[np.ndarray]) -> np.ndarray:
         """f32[frames, hop]. It is a part of a running request, so it waits for no turn."""

@@ -52,6 +52,7 @@ def engine_config(
             pooling=_pooling(inputs.spec),
             speech=_speech(inputs),
             speaks=inputs.spec.spoken_text is not None,
+            speech_end=_speech_end(inputs.spec),
             transcribes=inputs.spec.listens and (inputs.spec.overlays_added or f.architecture in TRANSCRIBERS),
             source=_source(inputs),
             source_columns=0 if inputs.spec.tile_source is None else inputs.spec.tile_source.columns,
@@ -93,6 +94,12 @@ def _pooling(spec: ModelSpec) -> PoolingConfig | None:
         form=tail.form, prompts=dict(tail.prompts), caches=resolve.in_chunks(spec), each=tail.each,
         step_tag=tail.step_tag, columns=tail.columns, encoded=tail.encoded, fills=tail.fills,
     )  # fmt: skip
+
+
+def _speech_end(spec: ModelSpec) -> int:
+    if spec.spoken_text is None:
+        return -1
+    return spec.vocab if spec.code_rows is None else spec.code_rows.codes
 
 
 def _speech(inputs: BuildInputs) -> SpeechConfig | None:

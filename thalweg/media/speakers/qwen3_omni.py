@@ -1,0 +1,87 @@
+"""Answers of Qwen3-Omni, spoken by its talker: the user's text and the answer's accompany the positions of its frames."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.checkpoint.spelling import THINKER_WORDS
+from thalweg.checkpoint.talker import PROMPT, around, count_codes, voices
+from thalweg.checkpoint.tokenizer import load_tokenizer
+from thalweg.engine.messages import Input
+from thalweg.errors import RequestError
+from thalweg.media.speakers.base import KIND, TEXT, Speaker, SpeechSettings
+from thalweg.text.tokenizer import Tokenizer
+
+RATE = 24_000
+"""Samples per second of all these models. Their files do not have it."""
+USUAL = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05}
+"""Of the model's authors."""
+HEADER = 3
+"""Tokens before an answer: the beginning of a turn, its role, and the end of the line."""
+
+
+class OmniSpeaker(Speaker):
+    generates = True
+    tempered = True
+
+    def __init__(self, path: Path, config: Config) -> None:
+        outer, codes = around(config), count_codes(config)
+        self.rate, self.voices, self.end = RATE, tuple(voices(config)), codes
+        self.text_rows, self._path = integer(config, THINKER_WORDS), path
+        nothink, begin, end, pad, first = (codes + 1 + i for i in range(len(PROMPT)))
+        self._head, self._tail, self._voice = (nothink, begin, end), (pad, first), codes + 1 + len(PROMPT)
+        self._nothing = self._voice + len(self.voices)
+        self._pad, self._begin, self._end = (integer(outer, f"tts_{key}_token_id") for key in ("pad", "bos", "eos"))
+        self._turn, self._assistant = integer(outer, "im_start_token_id"), integer(outer, "assistant_token_id")
+
+    @classmethod
+    def load(cls, config: Config, path: Path) -> OmniSpeaker:
+        return cls(path, config)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self._path, "auto", self.text_rows)
+
+    @cached_property
+    def _line(self) -> int:
+        """The token of the end of a line."""
+        return self._tokenizer.encode("\n", False)[0]
+
+    def check(self, settings: SpeechSettings) -> None:
+        super().check(settings)
+        if settings.speed != 1:
+            raise RequestError("speed: this model has one speed; omit it", "speed")
+
+    def units(self, text: str) -> list[int]:
+        """Token ids of a text. Special tokens in it are text."""
+        return self._tokenizer.encode_with_data(text, [(0, len(text))], False) if text.strip() else []
+
+    def prompt(self, piece: str, units: list[int], settings: SpeechSettings, number: int) -> dict[str, Any]:
+        """A text as an answer without a question."""
+        return {**self.answer([], [self._turn, self._assistant, self._line], units, settings), "prompt": piece}
+
+    def answer(
+        self, asked: Sequence[int], header: Sequence[int], answer: Sequence[int], settings: SpeechSettings
+    ) -> dict[str, Any]:
+        """The talker's prompt for an answer of at least one token. asked: tokens of the user's turns. header: the HEADER tokens
+        before the answer."""
+        if len(header) != HEADER or not answer:
+            raise ValueError(f"answer: {len(header)} tokens before an answer of {len(answer)}")
+        voice = self.voices.index(settings.voice) if settings.voice else 0
+        ids = [self._nothing] * (len(asked) + HEADER) + [*self._head, self._voice + voice, *self._tail]
+        quiet = [self._pad] * (len(self._head) + 1)
+        spoken = np.array([*asked, *header, *quiet, self._begin, *answer, self._end], np.int32)
+        digest = hashlib.blake2b(TEXT.encode() + spoken.tobytes(), digest_size=16).digest()
+        item = Input(kind=TEXT, digest=digest, positions=np.zeros(0, np.int32), spoken=spoken)
+        return {"prompt_token_ids": ids, KIND: item}
+
+    def sampling(self, settings: SpeechSettings) -> dict[str, Any]:
+        given = {} if settings.temperature is None else {"temperature": settings.temperature}
+        return {**USUAL, **given, "seed": settings.seed}
