@@ -19,6 +19,7 @@ from deepseek_vl2 import FittedTiles
 from safetensors.torch import load_file, save_file
 from seeing_joined import JOINED
 from seeing_latest import LATEST
+from seeing_llava import LLAVA
 from seeing_more import MORE
 from seeing_newer import NEWER
 from seeing_packed import PACKED
@@ -243,7 +244,7 @@ FAMILIES |= {
         ("image_position_ids",),
     ),
 }  # fmt: skip
-MORE |= NEWER | LATEST | PACKED | QUERIES | PUBLISHED | JOINED
+MORE |= NEWER | LATEST | PACKED | QUERIES | PUBLISHED | JOINED | LLAVA
 FAMILIES |= MORE
 LEAST = {"idefics2-split": 2, "ovis2.5": 8, "ovis2.6": 8}
 """Pixels of the shorter edge of an image, where transformers fails at fewer, or resizes those otherwise (Ovis 2.5)."""

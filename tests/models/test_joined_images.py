@@ -13,6 +13,7 @@ pytest.importorskip("PIL.Image", reason="images need Pillow: pip install 'thalwe
 
 import seeing
 from seeing_joined import JOINED
+from seeing_llava import LLAVA
 from test_images import GREEDY, NEW, asks, engine
 
 from thalweg.checkpoint.config import read_config
@@ -21,7 +22,7 @@ from thalweg.media.processors import processor
 
 @pytest.mark.slow
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", list(JOINED))
+@pytest.mark.parametrize("name", [*JOINED, *LLAVA])
 def test_the_text_part_reads_no_tensor_of_images(name: str, tmp_path: Path) -> None:
     model = seeing.make(name, tmp_path)
     llm = engine(tmp_path, language_model_only=True)

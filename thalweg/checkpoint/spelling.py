@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
+from thalweg.checkpoint import llava
 from thalweg.errors import CheckpointError
 
 OUTER = (
@@ -304,6 +305,8 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
         config = {"text_config": config["decoder_config"], **{k: v for k, v in config.items() if k != "decoder_config"}}
     if config.get("model_type") == "t5gemma" and isinstance(config.get("decoder"), dict):
         config = {"text_config": config["decoder"], **{k: v for k, v in config.items() if k != "decoder"}}
+    if isinstance(config.get(llava.TOWER), str) and config.get("vision_config") is None:
+        config = llava.add_encoder(config)
     if config.get("model_type") == FUYU and config.get("vision_config") is None:
         config = {**config, "vision_config": {key: config[key] for key in ("patch_size", "num_channels") if key in config}}
     text = config.get("text_config")

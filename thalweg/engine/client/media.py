@@ -224,7 +224,8 @@ class MediaPreprocessor:
         before, out = Counter[str](), []
         for item in media:
             reader = self._taken[item.kind].reader
-            out.append(reader.number.format(before[item.kind]) + reader.write_text(item.value, self._tokenizer.token_of))
+            number = reader.number.format(before[item.kind], before[item.kind] + 1)
+            out.append(number + reader.write_text(item.value, self._tokenizer.token_of))
             before[item.kind] += 1
         return out
 

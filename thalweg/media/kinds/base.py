@@ -88,7 +88,7 @@ class MediaReader(ABC):
     """Reads the items of one kind for one model. Thread-safe. Its processes start when first needed and end with it."""
 
     number: str = ""
-    """Text before `text`, with {} for the item's number in its prompt."""
+    """Text before `text`, with {0} for the item's number in its prompt, from 0, or {1} for the same from 1."""
     prefix: int = 0
     """All tokens of a prompt with an item attend to each other, and it has at most so many. 0: they do not."""
     bare: bool = False

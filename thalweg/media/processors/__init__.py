@@ -9,7 +9,7 @@ from typing import Any
 from thalweg.checkpoint.config import BESIDE, Config, architecture, folder
 from thalweg.checkpoint.json_files import read_object
 from thalweg.checkpoint.native_images import READS
-from thalweg.errors import CheckpointError, ConfigError
+from thalweg.errors import ConfigError
 from thalweg.media.processors.aria import Aria, aria
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.blip_2 import Blip2, Blip2Source, blip_2
@@ -35,6 +35,8 @@ from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
 from thalweg.media.processors.lfm3_vl import Lfm3, lfm3_vl
 from thalweg.media.processors.llama4 import Llama4, llama4
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
+from thalweg.media.processors.llava_original import llava_original, read_placeholder
+from thalweg.media.processors.llava_texts import Mantis, Tarsier, mantis, read_added, tarsier
 from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_ocr, minicpm_v
 from thalweg.media.processors.minicpm_v_2 import MiniCpmV2, minicpm_v_2
 from thalweg.media.processors.minicpm_v_4_7 import MiniCpmV47, minicpm_v_4_7
@@ -92,6 +94,7 @@ from thalweg.media.processors.tiles import (
     internvl_chat,
     qianfan_ocr,
 )
+from thalweg.media.processors.tokens import token_id
 from thalweg.media.processors.trocr import Trocr, trocr
 from thalweg.media.processors.video_llama_3 import VideoLlama3, video_llama_3
 from thalweg.media.processors.video_llava import video_llava
@@ -132,6 +135,8 @@ Processor = (
     | CommandAVision
     | Llama4
     | LlavaNext
+    | Mantis
+    | Tarsier
     | MiniCpmV
     | MiniCpmV2
     | MiniCpmV47
@@ -161,6 +166,11 @@ def _llava(config: Config, said: Config) -> Processor:
     return pixtral(config, said) if vision(config).get("model_type") == "pixtral" else clip(config, said)
 
 
+def _tarsier(config: Config, said: Config) -> Processor:
+    of_qwen = str(config.get("model_type")).startswith("qwen2_vl")
+    return tarsier2(config, said) if of_qwen else tarsier(config, said)
+
+
 def _vision_encoder_decoder(config: Config, said: Config) -> Trocr | Donut:
     return donut(config, said) if vision(config).get("model_type") == "donut-swin" else trocr(config, said)
 
@@ -168,6 +178,7 @@ def _vision_encoder_decoder(config: Config, said: Config) -> Trocr | Donut:
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "AriaForConditionalGeneration": aria,
     "AyaVisionForConditionalGeneration": aya_vision,
+    "BeeForConditionalGeneration": llava_onevision,
     "Blip2ForConditionalGeneration": blip_2,
     "CLIPModel": clip_vector,
     "Cohere2VisionForConditionalGeneration": cohere2_vision,
@@ -225,9 +236,13 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "LightOnOcrForConditionalGeneration": lighton_ocr,
     "Llama4ForConditionalGeneration": llama4,
     "LlavaForConditionalGeneration": _llava,
+    "LlavaLlamaForCausalLM": llava_original,
+    "LlavaMistralForCausalLM": llava_original,
     "LlavaNextForConditionalGeneration": llava_next,
     "LlavaNextVideoForConditionalGeneration": llava_next,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
+    "LlavaQwenForCausalLM": llava_original,
+    "MantisForConditionalGeneration": mantis,
     "MiniCPMO": minicpm_v_2,
     "MiniCPMV": minicpm_v_2,
     "MiniCPMOcrForConditionalGeneration": minicpm_ocr,
@@ -276,6 +291,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Step3p7ForConditionalGeneration": step3p7,
     "StepVLForConditionalGeneration": step3p7,
     "Tarsier2ForConditionalGeneration": tarsier2,
+    "TarsierForConditionalGeneration": _tarsier,
     "VideoLlama3ForConditionalGeneration": video_llama_3,
     "VisionEncoderDecoderModel": _vision_encoder_decoder,
     "VideoLlavaForConditionalGeneration": video_llava,
@@ -307,7 +323,11 @@ WRITTEN_MORE: Mapping[str, Mapping[str, str]] = {
 }
 """The same of several tokens, by the keys of their ids."""
 
-FILES: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {"InstructBlipForConditionalGeneration": read_files}
+FILES: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {
+    "InstructBlipForConditionalGeneration": read_files,
+    **dict.fromkeys(("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaQwenForCausalLM"), read_placeholder),
+    "TarsierForConditionalGeneration": read_added,
+}
 """Architecture -> reader of settings in other files than those of config.json and of the image processor."""
 
 
@@ -350,29 +370,6 @@ class _TrackedSettings(dict[str, Any]):
     def get(self, key: str, default: Any = None) -> Any:
         self.read.add(key)
         return super().get(key, default)
-
-
-def token_id(where: Path, text: str) -> int:
-    """The id that the tokenizer's files give an added token of this text. CheckpointError if they do not."""
-    for id, content in load_tokens(where).items():
-        if content == text:
-            return id
-    raise CheckpointError(f"tokenizer_config.json: added_tokens_decoder: has no {text}, which stands for images")
-
-
-def load_tokens(where: Path) -> dict[int, str]:
-    """Id -> text of the added tokens in the tokenizer's files."""
-    found: dict[int, str] = {}
-    if (where / "tokenizer_config.json").is_file():
-        added = read_object(where / "tokenizer_config.json").get("added_tokens_decoder")
-        for id, each in added.items() if isinstance(added, dict) else ():
-            if isinstance(each, dict) and isinstance(each.get("content"), str) and str(id).isdecimal():
-                found[int(id)] = each["content"]
-    if (where / "tokenizer.json").is_file():
-        for each in read_object(where / "tokenizer.json").get("added_tokens") or ():
-            if isinstance(each, dict) and isinstance(each.get("content"), str) and type(each.get("id")) is int:
-                found.setdefault(each["id"], each["content"])
-    return found
 
 
 def _read_settings(where: Path) -> dict[str, Any] | None:

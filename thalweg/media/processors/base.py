@@ -68,7 +68,7 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     coarse: bool = False
     """Values are rounded to bfloat16 after each step of their arithmetic."""
     number: str = ""
-    """Text before `text`, with {} for the number of the image in its prompt, from 0."""
+    """Text before `text`, with {0} for the number of the image in its prompt, from 0, or {1} for the same from 1."""
     edges: tuple[int, int] | None = None
     """Ids before and after the text of `text`, for families that name them in their configuration."""
     whole_prompt: bool = False

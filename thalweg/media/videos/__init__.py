@@ -10,8 +10,9 @@ from typing import Any
 from thalweg.checkpoint.config import Config, architecture, folder
 from thalweg.checkpoint.json_files import read_object
 from thalweg.media.processors import FILE as IMAGE_FILE
-from thalweg.media.processors import Processor, load_tokens
+from thalweg.media.processors import Processor
 from thalweg.media.processors import processor as image_processor
+from thalweg.media.processors.tokens import load_tokens
 from thalweg.media.videos.base import FILE, VideoFacts
 from thalweg.media.videos.qwen import (
     Glm46Video,
