@@ -46,6 +46,10 @@ class WeightFormat:
     """kind "int" with minimums: rounding makes them multiples of a 16th of the scale where it can, so that kernels may hold
     them in fewer bytes."""
 
+    code_bits: int = 0
+    """kind "int" of 8 bits, symmetric, in groups: rounding uses codes of so many bits only, so that kernels may hold them in
+    fewer bytes. 0: all."""
+
     def bytes(self, outputs: int, inputs: int) -> int:
         """Of a quantised matrix at rest: codes, scales and zero points or minimums."""
         groups = {0: outputs, -1: 1}.get(self.group, outputs * -(-inputs // max(self.group, 1)))
@@ -79,7 +83,8 @@ class WeightFormat:
         more = f"-scales-{self.scale_dtype}" if self.scale_dtype else ""
         shift = "" if self.symmetric else "-sixteenths" if self.sixteenths else "-mins" if self.mins else "-zeros"
         order = f"{'-reordered' if self.reordered else ''}{'-smoothed' if self.smoothed else ''}"
-        return f"{self.kind}{self.bits}-{group}{shift}{more}{f'-{self.act}' if self.act else ''}{order}"
+        few = f"-codes{self.code_bits}" if self.code_bits else ""
+        return f"{self.kind}{self.bits}-{group}{few}{shift}{more}{f'-{self.act}' if self.act else ''}{order}"
 
 
 DENSE = WeightFormat()

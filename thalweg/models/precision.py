@@ -2,8 +2,8 @@
 framework.
 
 `int4` of a narrow model has as many bytes as GGUF's Q4_K_M of that model in memory. Matrices get 8 bits in the order of what
-a byte gains there (PARTS), as long as there is room. Those that are 4-bit integers already (`quantization.grids`) need no more
-than 4.
+a byte gains there (PARTS), as long as there is room. Those that are integers of 4 to 6 bits already (`quantization.grids`) keep
+their bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from thalweg.models.spec import ModelSpec
 from thalweg.models.weights import HEADS, Weight, walk
 from thalweg.quantization import grids, registry
 from thalweg.quantization.format import Scheme
-from thalweg.quantization.online import NARROW, Formats
+from thalweg.quantization.online import NARROW, Formats, fine_format
 
 PARTS = ("values", "down", "keys", "up", "gate", "queries", "other")
 """Matrices inside layers, by the perplexity that a byte more gains, measured with Gemma-3-270m."""
@@ -46,21 +46,32 @@ def model_scheme(config: Mapping[str, Any], method: str | None, spec: ModelSpec)
     use = registry.scheme(config, method)
     if not isinstance(use, Formats) or not use.mixes or spec.hidden >= NARROW:
         return use
-    use = use.narrow(config.get(grids.NAMES, ()))
-    return replace(use, sensitive=frozenset(_choose_wider(spec, use)))
+    on_grids: Mapping[str, tuple[int, int]] = config.get(grids.NAMES, {})
+    use = use.narrow(name for name, (bits, _) in on_grids.items() if bits != grids.FINE)
+    groups = {name: group for name, (bits, group) in on_grids.items() if bits == grids.FINE}
+    chosen = dict(_choose_wider(spec, use, groups))
+    fine = {g: frozenset(n for n, group in chosen.items() if group == g) for g in grids.FINE_GROUPS}
+    return replace(use, sensitive=frozenset(n for n, group in chosen.items() if not group), fine=fine)
 
 
-def _choose_wider(spec: ModelSpec, use: Formats) -> Iterator[str]:
-    """Names of the matrices to hold like the output matrix. Layers near both ends come first."""
+def _choose_wider(spec: ModelSpec, use: Formats, groups: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """(name, 0) of the matrices to hold like the output matrix, and (name, group) of those to hold on their grid of 6 bits,
+    which come first: they lose nothing, and cost less. groups: of the matrices on such grids. Of others, layers near both ends
+    come first."""
     found = [m for m in _list_matrices(spec) if m.name not in use.exact]
     room = _count_room(spec, use)
     last = len(spec.layers) - 1
-    for m in sorted(found, key=lambda m: (PARTS.index(m.part), min(m.layer, last - m.layer), m.layer)):
-        cost = _count_bytes(use.head, *m.shape) - _count_bytes(use.of("linear", m.name), *m.shape)
-        if m.part not in ALWAYS and cost > room:
-            return
-        room -= cost
-        yield m.name
+    order = sorted(found, key=lambda m: (m.name not in groups, PARTS.index(m.part), min(m.layer, last - m.layer), m.layer))
+    full = False
+    for m in order:
+        group = groups.get(m.name, 0)
+        cost = _count_bytes(fine_format(group) if group else use.head, *m.shape) - _count_bytes(
+            use.of("linear", m.name), *m.shape
+        )
+        full = full or cost > room
+        if m.part in ALWAYS or not full:
+            room -= cost
+            yield m.name, group
 
 
 def _count_room(spec: ModelSpec, use: Formats) -> float:
@@ -107,5 +118,5 @@ def _count_bytes(form: WeightFormat, rows: int, columns: int) -> float:
     of 32 each."""
     if not form.group:
         return rows * (form.bits * columns / 8 + 8)
-    shift = 16 if form.sixteenths else 32 if form.mins else 8
-    return rows * columns * (form.bits + (16 + shift) / form.group) / 8
+    shift = 0 if form.symmetric else 16 if form.sixteenths else 32 if form.mins else 8
+    return rows * columns * ((form.code_bits or form.bits) + (16 + shift) / form.group) / 8

@@ -1,4 +1,4 @@
-"""Dense weights with values on a 4-bit grid: files dequantised from Q4_0, Q4_1, AWQ or MLX, and models
+"""Dense weights with values on a grid of 4 to 6 bits: files dequantised from Q4_0, Q4_1, Q4_K_M, AWQ or MLX, and models
 trained for 4 bits and published as bfloat16.
 
 Rounding such weights again, in groups other than theirs, loses as much as the first rounding did. In their own groups nothing
@@ -16,12 +16,14 @@ METHODS = ("int4", "w4a16", "w4a8")
 KEY = "weight_grid"
 """Of a model's configuration here: the inputs that share a scale in its dense weights."""
 NAMES = "weights_on_grids"
-"""Likewise: names of the tensors that hold such weights, where not all do."""
+"""Likewise, where not all tensors hold such weights: names of those that do, with the bits and the inputs of a group."""
 GROUP = 32
 """Inputs that share a scale in the formats of 4 bits with the smallest groups. Larger groups are multiples."""
 TENSORS, ROWS, GROUPS = 12, 8, 8
 """Matrices to sample, and rows and groups of each."""
 STEPS = 15
+FINE, FINE_GROUPS = 6, (32, 16)
+"""Bits of the finer grids, without minimums, and inputs that share a scale there: Q5_0 and Q6_K of GGUF."""
 MARGIN = 0.1
 """Of the squared error that rounding has on ordinary weights. Weights on a grid have about 0.01, by rounding to 16 bits."""
 DTYPES = ("bfloat16", "float16", "float32")
@@ -37,11 +39,23 @@ def find_group(weights: Weights) -> int:
     return GROUP if sum(a for a, _ in found) < MARGIN * sum(b for _, b in found) else 0
 
 
-def find_tensors(weights: Weights) -> list[str]:
-    """Names of the matrices inside layers that hold 4-bit integers in groups of GROUP inputs. Files dequantised from Q4_K_M
-    have some. Reads a sample of every matrix."""
-    errors = ((name, _compare_errors(_read(weights, name))) for name in _eligible(weights))
-    return [name for name, (mine, ordinary) in errors if mine < MARGIN * ordinary]
+def find_tensors(weights: Weights) -> dict[str, tuple[int, int]]:
+    """The matrices inside layers that hold integers of 4 bits in groups of GROUP inputs, or of FINE bits in groups of
+    FINE_GROUPS: name -> (bits, inputs of a group). Files dequantised from Q4_K_M have some. Reads a sample of every matrix."""
+    found = ((name, _find_grid(_read(weights, name))) for name in _eligible(weights))
+    return {name: grid for name, grid in found if grid is not None}
+
+
+def _find_grid(groups: np.ndarray) -> tuple[int, int] | None:
+    """(bits, inputs of a group) of the coarsest grid that holds these values [groups, GROUP]."""
+    mine, ordinary = _compare_errors(groups)
+    if mine < MARGIN * ordinary:
+        return 4, GROUP
+    for size in FINE_GROUPS:
+        mine, ordinary = _compare_fine(groups.reshape(-1, size))
+        if mine < MARGIN * ordinary:
+            return FINE, size
+    return None
 
 
 def _eligible(weights: Weights) -> list[str]:
@@ -74,3 +88,13 @@ def _compare_errors(groups: np.ndarray) -> tuple[float, float]:
         rounded = np.rint((groups - low) / step) * step + low
         best = np.minimum(best, np.square(groups - rounded).sum(1))
     return float(np.sum(best)), float(np.square(span / STEPS).sum() * groups.shape[1] / 12)
+
+
+def _compare_fine(groups: np.ndarray) -> tuple[float, float]:
+    """The same of the best grid with a level at zero and up to 32 levels from there to each group's largest magnitude."""
+    most = np.abs(groups).max(1, keepdims=True)
+    best, top = np.full(len(groups), np.inf, np.float32), 1 << FINE - 1
+    for steps in range(top, top // 2 - 1, -1):
+        step = np.where(most > 0, most, 1) / steps
+        best = np.minimum(best, np.square(groups - np.rint(groups / step) * step).sum(1))
+    return float(np.sum(best)), float(np.square(most / top).sum() * groups.shape[1] / 12)

@@ -11,7 +11,7 @@ There groups have 32 inputs, with zero points in sixteenths for w4a8, and the ma
 matrix (`models.precision`, `Formats.narrow`). GGUF's Q4_K_M gives 6 bits or more to half of the projections of values and
 those back from the MLP.
 In all three, weights that are 4-bit integers in groups of 32 already (`grids`) keep their groups, with a minimum each. Where
-only some matrices of a narrow model are, int4 keeps those.
+only some matrices of a narrow model are, int4 keeps those, and matrices that are 5- or 6-bit integers in groups of 32 or 16.
 
 fp8: 8-bit floats with a scale per output. Each row of the input is rounded to 8-bit floats too, where the device multiplies
 such floats. fp8_per_block: scales per 128 inputs, of weights and of rows of the input. w8a16: int8 with a scale per output.
@@ -27,11 +27,12 @@ calibration.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from thalweg.hal.weights import DENSE, ONCE, QTensor, WeightFormat
 from thalweg.options.weights import SPELLINGS
+from thalweg.quantization import grids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +59,8 @@ class Formats:
     """Matrices inside layers in the format of the output matrix, by the names of their tensors."""
     exact: frozenset[str] = frozenset()
     """The same of matrices that are 4-bit integers already: their groups have a minimum each, which loses nothing."""
+    fine: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    """The same of matrices that are 6-bit integers already, by the inputs that share a scale. Inputs keep their dtype."""
 
     def narrow(self, exact: Iterable[str] = ()) -> Formats:
         """The formats for a narrow model, where they differ. exact: as in the field."""
@@ -71,17 +74,24 @@ class Formats:
         """The best of these formats for a device, as `Scheme.choose` has it."""
         layers = self.layers if self.plain_layers is None or gains(self.layers) else self.plain_layers
         head = self.head if self.plain_head is None or gains(self.head) else self.plain_head
-        return Formats(layers, head, sensitive=self.sensitive, exact=self.exact)
+        return Formats(layers, head, sensitive=self.sensitive, exact=self.exact, fine=self.fine)
 
     def of(self, role: str, name: str) -> WeightFormat:
         """The format of a parameter. role: its use ("linear", "experts", "head", ...); name: its first tensor."""
         if role == "linear" and name in self.exact:
             return replace(self.layers, mins=True, sixteenths=False)
+        if role == "linear" and (group := next((g for g, names in self.fine.items() if name in names), 0)):
+            return fine_format(group)
         if role == "linear":
             return self.head if name in self.sensitive else self.layers
         if role == "experts":  # their op rounds no inputs
             return replace(self.layers, act="", mins=self.layers.mins and not self.layers.sixteenths, sixteenths=False)
         return self.head if role in ("head", "tied") else DENSE
+
+
+def fine_format(group: int) -> WeightFormat:
+    """6-bit integers with a scale per so many inputs."""
+    return WeightFormat("int", 8, group, code_bits=grids.FINE)
 
 
 DENSE_FORMATS = Formats()

@@ -100,7 +100,13 @@ class CpuPlatform(Platform):
         """Compiled kernels hold scales in 16 bits where that is exact: those of 4-bit integers, and of groups with rounded
         inputs, if the weights are rounded here or come from most files. So they hold minimums in sixteenths."""
         made = format.bytes(outputs, inputs)
-        halves = format.kind == "int" and not format.scale_dtype and (format.bits == 4 or format.act.endswith("_per_group"))
+        if format.code_bits and self._has_compiled_kernels() and self._level() not in QUADS:
+            made -= outputs * inputs * (format.bits - format.code_bits) // 8
+        halves = (
+            format.kind == "int"
+            and not format.scale_dtype
+            and (format.bits == 4 or format.code_bits or format.act.endswith("_per_group"))
+        )
         if not halves or format.group < 0 or not self._has_compiled_kernels():
             return made
         groups = outputs * -(-inputs // (format.group or inputs))

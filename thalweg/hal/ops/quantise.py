@@ -28,6 +28,8 @@ BLOCKS = {"mxfp8": (32, 448.0), "mxfp4": (32, 6.0), "nvfp4": (16, 6.0)}
 FITTED, FIT_STEPS, COLUMNS = (16, 32), (15.0, 16.25, 17.5), 16
 """Groups with fitted scales and zero points: their inputs, tried numbers of steps from the least value to the largest, and
 inputs summed side by side."""
+FEW_ERROR = 0.05
+"""Of a step: the error of values that are a scale times integers already, where the files hold 16 bits, is less."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of the 4-bit float (OCP Microscaling Formats, 1.0)."""
 
@@ -222,7 +224,7 @@ def quantise(weight: Tensor, format: WeightFormat, top: Tensor | None = None) ->
     the least squared error (`_fit`). With minimums a range need not include zero. kind "float" with 4 bits rounds scales up to
     powers of two, the scales of MX formats. The rule of their specification rounds down, and clamps values beyond the last
     level. With `scale_dtype` scales are rounded to its nearest, as NVFP4 does. A scale of the tensor then puts the largest at
-    the end of that type.
+    the end of that type. With `code_bits` scales are float16, the best of some (`_few_codes`).
     top: the largest magnitude of that tensor, float32 [], where `weight` is only some of its rows."""
     out, fan_in = weight.shape
     size = {0: fan_in, -1: fan_in}.get(format.group, format.group)
@@ -238,6 +240,8 @@ def quantise(weight: Tensor, format: WeightFormat, top: Tensor | None = None) ->
 
 def _int_codes(wide: Tensor, format: WeightFormat, fits: bool) -> dict[str, Tensor]:
     """Whole checkpoints go through here: each result is worked on in place, `wide` itself is left as it is."""
+    if format.code_bits:
+        return _few_codes(wide, format.code_bits)
     if format.symmetric:
         top = (1 << (format.bits - 1)) - 1
         scales = _scales(_largest(wide, format) / top, format)
@@ -336,6 +340,31 @@ def _from_minimum(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
         made = error, scales, codes
     assert made is not None
     return {"codes": made[2].to(torch.uint8), "scales": made[1], "mins": -low}
+
+
+def _few_codes(wide: Tensor, bits: int) -> dict[str, Tensor]:
+    """Groups [out, groups, inputs] of symmetric codes. The value of largest magnitude gets the lowest code, or one of up to
+    half of it where that is nearer. Values that are integers times a scale already need not use all codes. Each scale is then
+    fitted to its codes by least squares, as float16. Groups within FEW_ERROR of a step need no other try."""
+    groups, low = wide.flatten(0, 1), -(1 << bits - 1)
+    most = groups.gather(1, groups.abs().argmax(1, keepdim=True))
+    most = torch.where(most == 0, 1.0, most)
+    scales = most / low
+    codes = (groups / scales).round_().clamp_(low, -low - 1)
+    error = (codes * scales).sub_(groups).square_().sum(-1, keepdim=True)
+    for code in range(low + 1, low // 2 + 1):
+        left = (error > (FEW_ERROR * most / low).square() * groups.shape[1]).squeeze(1).nonzero().squeeze(1)
+        if not len(left):
+            break
+        tried = most[left] / code
+        made = (groups[left] / tried).round_().clamp_(low, -low - 1)
+        off = (made * tried).sub_(groups[left]).square_().sum(-1, keepdim=True)
+        nearer = off < error[left]
+        error[left] = torch.where(nearer, off, error[left])
+        scales[left], codes[left] = torch.where(nearer, tried, scales[left]), torch.where(nearer, made, codes[left])
+    fitted = (codes * groups).sum(-1, keepdim=True) / codes.square().sum(-1, keepdim=True)
+    scales = torch.where(groups.any(-1, keepdim=True), fitted, 1.0).to(torch.float16).to(torch.float32)
+    return {"codes": codes.to(torch.int8).view_as(wide), "scales": scales.view(wide.shape[:-1])}
 
 
 def _scales(scales: Tensor, format: WeightFormat) -> Tensor:

@@ -158,7 +158,7 @@ class NativeLinear:
         )
         if isinstance(form, str) or form == TABLE or format.group % 4 or format.group < 0 or format.own_scale:
             return None
-        if format.mins and not fits:
+        if (format.mins and not fits) or format.code_bits:
             return None
         parts = [np.require(p, requirements=["C", "ALIGNED"]) for p in parts]
         dtype = torch.bfloat16 if parts[0].dtype == np.uint16 else torch.float32
