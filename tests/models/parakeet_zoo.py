@@ -22,7 +22,15 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "ctc": (transformers.ParakeetForCTC, transformers.ParakeetCTCConfig, {"pad_token_id": LABELS - 1}),
     "rnnt": (transformers.ParakeetForRNNT, transformers.ParakeetRNNTConfig, TRANSDUCER),
     "tdt": (transformers.ParakeetForTDT, transformers.ParakeetTDTConfig, TRANSDUCER),
+    "streaming": (transformers.NemotronAsrStreamingForRNNT, transformers.NemotronAsrStreamingConfig, TRANSDUCER),
+    "nemotron": (
+        transformers.Nemotron3_5AsrForRNNT,
+        transformers.Nemotron3_5AsrConfig,
+        {**TRANSDUCER, "num_prompts": 12, "default_prompt_id": 7, "prompt_intermediate_size": 40},
+    ),
 }
+CHUNKS = {"sliding_window": 15, "default_num_lookahead_tokens": 5}
+NEMOTRON = ("streaming", "nemotron")
 
 
 def pieces() -> Tokenizer:
@@ -44,14 +52,22 @@ def make_parakeet(name: str, directory: Path, encoder: dict[str, Any] | None = N
     model_class, config_class, settings = KINDS[name]
 
     def make(path: Path) -> None:
-        config = config_class(**{"vocab_size": LABELS, "encoder_config": {**ENCODER, **(encoder or {})}, **settings, **more})
+        chunks = CHUNKS if name in NEMOTRON else {}
+        config = config_class(
+            **{"vocab_size": LABELS, "encoder_config": {**ENCODER, **chunks, **(encoder or {})}, **settings, **more}
+        )
         model = model_class._from_config(config).eval()
         spread(model.encoder, 7)
         move(model)
         model.save_pretrained(path)
-        write_settings(path, transformers.ParakeetFeatureExtractor(feature_size=config.encoder_config.num_mel_bins))
+        write_settings(path, extractor_class(name)(feature_size=config.encoder_config.num_mel_bins))
 
     return _copied((name, json.dumps([encoder, more])), make, directory / name)
+
+
+def extractor_class(name: str) -> Any:
+    kind = "NemotronAsrStreaming" if name in NEMOTRON else "Parakeet"
+    return getattr(transformers, f"{kind}FeatureExtractor")
 
 
 def move(model: Any) -> None:
@@ -74,13 +90,14 @@ def move(model: Any) -> None:
 
 
 def load(name: str, path: Path) -> Any:
-    return KINDS[name][0].from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    attention = "sdpa" if name in NEMOTRON else "eager"  # whose masks those models read
+    return KINDS[name][0].from_pretrained(path, dtype=torch.float32, attn_implementation=attention).eval()
 
 
 @torch.inference_mode()
 def transcribe(name: str, model: Any, path: Path, wave: np.ndarray) -> list[tuple[int, int, int]]:
     """transformers' tokens: id, first frame, and the frame behind the last."""
-    inputs = transformers.ParakeetFeatureExtractor.from_pretrained(path)(wave, sampling_rate=16_000, return_tensors="pt")
+    inputs = extractor_class(name).from_pretrained(path)(wave, sampling_rate=16_000, return_tensors="pt")
     if name == "ctc":
         return collapse(model.generate(**inputs)[0].tolist(), model.config.pad_token_id)
     blank = model.config.blank_token_id

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from parakeet_zoo import ENCODER, load, make_parakeet, read, transcribe
+from parakeet_zoo import ENCODER, extractor_class, load, make_parakeet, read, transcribe
 from whisper_zoo import sound
 
 from thalweg import LLM, SamplingParams
@@ -26,9 +26,10 @@ def open_llm(path, platform="cpu", **more) -> LLM:
     return LLM(str(path), device=platform, dtype="float32", max_num_seqs=3, use_tqdm_on_load=False, **more)
 
 
-def test_spectra(tmp_path):
-    path = make_parakeet("ctc", tmp_path)
-    ours, theirs = load_audio_processor(read_config(path), path), transformers.ParakeetFeatureExtractor.from_pretrained(path)
+@pytest.mark.parametrize("name", ["ctc", "streaming"])
+def test_spectra(name, tmp_path):
+    path = make_parakeet(name, tmp_path)
+    ours, theirs = load_audio_processor(read_config(path), path), extractor_class(name).from_pretrained(path)
     for i, seconds in enumerate(LENGTHS):
         wave = sound(i, seconds)
         want = theirs(wave, sampling_rate=16_000, return_tensors="pt")
@@ -39,7 +40,9 @@ def test_spectra(tmp_path):
 
 
 @pytest.mark.parametrize("platform", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
-@pytest.mark.parametrize("name", ["ctc", "tdt", pytest.param("rnnt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["ctc", "tdt", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rnnt", "nemotron", "streaming"))]
+)
 def test_transcripts_are_those_of_transformers(name, platform, tmp_path):
     """Several clips at once, and again with kept results."""
     path, waves = make_parakeet(name, tmp_path), [sound(i, LENGTHS[i % 4] + 0.2 * (i // 4)) for i in range(6)]

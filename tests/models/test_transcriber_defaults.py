@@ -14,6 +14,7 @@ KINDS = {
     "ParakeetForCTC": "ParakeetCTCConfig", "ParakeetForRNNT": "ParakeetRNNTConfig", "ParakeetForTDT": "ParakeetTDTConfig",
     "CanaryForConditionalGeneration": "CanaryConfig", "CohereAsrForConditionalGeneration": "CohereAsrConfig",
     **{f"{name}ForCTC": f"{name}Config" for name in ("Wav2Vec2", "Hubert", "WavLM", "UniSpeech", "UniSpeechSat")},
+    "Nemotron3_5AsrForRNNT": "Nemotron3_5AsrConfig", "NemotronAsrStreamingForRNNT": "NemotronAsrStreamingConfig",
     "Data2VecAudioForCTC": "Data2VecAudioConfig", "Speech2TextForConditionalGeneration": "Speech2TextConfig",
 }  # fmt: skip
 

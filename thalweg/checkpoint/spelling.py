@@ -243,7 +243,10 @@ _GRANITE5 = {
 ENCODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "granite_speech5_ctc": ("encoder_config", _GRANITE5),
     "lasr_ctc": ("encoder_config", _LASR),
-    **dict.fromkeys(("parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"), ("encoder_config", _PARAKEET)),
+    **dict.fromkeys(
+        ("nemotron3_5_asr", "nemotron_asr_streaming", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"),
+        ("encoder_config", _PARAKEET),
+    ),
 }
 """model_type of a model that is an encoder and a head -> (the encoder's part, sizes that it omits). The encoder's sizes are the
 model's. Its prompts are one placeholder."""

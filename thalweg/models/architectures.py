@@ -332,6 +332,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "MvpForCausalLM": f"{_FAMILIES}.bart_decoder:mvp_decoder",
     "MvpForConditionalGeneration": f"{_FAMILIES}.bart:mvp",
     "NanbeigeForCausalLM": f"{_FAMILIES}.nanbeige:nanbeige",
+    "Nemotron3_5AsrForRNNT": f"{_FAMILIES}.nemotron_asr:nemotron3_5_asr",
+    "NemotronAsrStreamingForRNNT": f"{_FAMILIES}.nemotron_asr:nemotron_asr_streaming",
     "NemotronForCausalLM": f"{_FAMILIES}.nemotron:nemotron",
     "NemotronH_Nano_Omni_Reasoning_V3": f"{_FAMILIES}.nemotron_vl:nemotron_vl",
     "NemotronH_Nano_VL_V2": f"{_FAMILIES}.nemotron_vl:nemotron_vl",

@@ -15,7 +15,7 @@ from thalweg.media.audio_processors.base import AudioProcessor
 from thalweg.media.audio_processors.granite_speech import granite_speech
 from thalweg.media.audio_processors.granite_speech5 import granite_speech5
 from thalweg.media.audio_processors.kaldi import lasr, wav2vec2_bert
-from thalweg.media.audio_processors.parakeet import parakeet
+from thalweg.media.audio_processors.parakeet import nemotron_asr, parakeet
 from thalweg.media.audio_processors.phi4_multimodal import phi4_multimodal
 from thalweg.media.audio_processors.voxtral_realtime import voxtral_realtime
 from thalweg.media.audio_processors.wav2vec import wav2vec
@@ -129,6 +129,8 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "HubertForCTC": wav2vec,
     "LasrForCTC": lasr,
     "MusicFlamingoForConditionalGeneration": _music_flamingo,
+    "Nemotron3_5AsrForRNNT": nemotron_asr,
+    "NemotronAsrStreamingForRNNT": nemotron_asr,
     "ParakeetForCTC": parakeet,
     "ParakeetForRNNT": parakeet,
     "ParakeetForTDT": parakeet,
@@ -156,7 +158,9 @@ TOKEN_FILE_PROCESSORS: Mapping[str, Callable[[Config, Config, Path], AudioProces
     "VoxtralRealtimeForConditionalGeneration": voxtral_realtime,
 }
 """The same of models whose prompts follow from the tokenizer's file."""
-OTHER_SPECTRA = frozenset({granite_speech, granite_speech5, lasr, parakeet, phi4_multimodal, wav2vec, wav2vec2_bert})
+OTHER_SPECTRA = frozenset(
+    {granite_speech, granite_speech5, lasr, nemotron_asr, parakeet, phi4_multimodal, wav2vec, wav2vec2_bert}
+)
 """Those that check the settings of spectra themselves."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from thalweg.checkpoint.config import Config, integer, real
@@ -25,13 +26,15 @@ FRAMES = 3000
 class ParakeetAudio(ClipAudio, frozen=True, kw_only=True):
     emphasis: float
     """Share of the sample before that is subtracted."""
+    normed: bool = True
+    """Each frequency has mean 0 and variance 1 over the clip."""
 
     def mel(self, sound: np.ndarray) -> np.ndarray:
         """f32[samples] at RATE -> f32[bins, samples // HOP]."""
-        return parakeet_spectrum(sound, self.bins, self.emphasis)
+        return parakeet_spectrum(sound, self.bins, self.emphasis, self.normed)
 
 
-def parakeet_spectrum(sound: np.ndarray, bins: int, emphasis: float) -> np.ndarray:
+def parakeet_spectrum(sound: np.ndarray, bins: int, emphasis: float, normed: bool = True) -> np.ndarray:
     """f32[samples] at RATE -> f32[bins, samples // HOP]. Silence is before and behind the clip."""
     frames = sound.size // HOP
     wave = sound.astype(F32)
@@ -43,7 +46,7 @@ def parakeet_spectrum(sound: np.ndarray, bins: int, emphasis: float) -> np.ndarr
         (np.abs(np.fft.rfft(windows[at : at + FRAMES] * shape, FFT)) ** 2) @ filters for at in range(0, frames, FRAMES)
     ])  # fmt: skip
     logs = np.log(power + GUARD)
-    made = (logs - logs.mean(0)) / (logs.std(0, ddof=1) + EPSILON)
+    made = (logs - logs.mean(0)) / (logs.std(0, ddof=1) + EPSILON) if normed else logs
     return np.ascontiguousarray(made.T, F32)
 
 
@@ -69,3 +72,9 @@ def parakeet(config: Config, said: Config) -> ParakeetAudio:
         stride=HOP * integer(encoder, "subsampling_factor", high=1 << 8, default=8), shortest=SHORTEST,
         emphasis=0.0 if said.get("preemphasis", 0) is None else real(said, "preemphasis", 0, 1, default=EMPHASIS),
     )  # fmt: skip
+
+
+def nemotron_asr(config: Config, said: Config) -> ParakeetAudio:
+    if said.get("mel_filters_dtype", "float32") != "float32":
+        raise UnsupportedModelError(f"{FILE}: mel_filters_dtype: only float32 is supported by this version")
+    return msgspec.structs.replace(parakeet(config, said), normed=False)

@@ -8,7 +8,7 @@ from typing import Any
 from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import UNGATED, act, hidden_size
-from thalweg.models.families.parakeet import encoder_config, fastconformer
+from thalweg.models.families.parakeet import check_bins, encoder_config, fastconformer
 from thalweg.models.families.towers.common import outer_config
 from thalweg.models.spec import (
     Attention,
@@ -84,7 +84,7 @@ def _build(
     if config.get("num_key_value_heads") not in (None, heads):
         raise UnsupportedModelError("config.json: num_key_value_heads: grouped queries are not supported for this family")
     size = integer(config, "head_dim", high=1 << 16, default=hidden // heads)
-    encoder = replace(fastconformer(said, seconds, None), root="model.encoder.")
+    encoder = replace(check_bins(fastconformer(said, seconds, None)), root="model.encoder.")
     sources, bias = encoder.count_frames(seconds * FRAMES), flag(config, "attention_bias", True)
     own = Attention(heads=heads, kv_heads=heads, head_dim=size, causal=True, bias=bias, out_bias=bias)
     cross = CrossAttention(

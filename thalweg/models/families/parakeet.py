@@ -21,17 +21,18 @@ def parakeet_ctc(config: Config) -> ModelSpec:
 
 
 def parakeet_rnnt(config: Config) -> ModelSpec:
-    return _transcriber(config, _transducer(config, ()))
+    return _transcriber(config, build_transducer(config, ()))
 
 
 def parakeet_tdt(config: Config) -> ModelSpec:
     steps = config.get("durations", [0, 1, 2, 3, 4])
     if not isinstance(steps, list) or not steps or not all(type(n) is int and 0 <= n < 1 << 8 for n in steps) or not any(steps):
         raise CheckpointError(f"config.json: durations: must be a list of numbers of frames, not {steps!r:.80}")
-    return _transcriber(config, _transducer(config, tuple(steps)))
+    return _transcriber(config, build_transducer(config, tuple(steps)))
 
 
-def _transducer(config: Config, durations: tuple[int, ...]) -> TransducerHead:
+def build_transducer(config: Config, durations: tuple[int, ...]) -> TransducerHead:
+    """durations: () for predictions of tokens only."""
     labels = integer(config, "vocab_size", high=1 << 24)
     return TransducerHead(
         labels=labels, blank=blank_token(config, "blank_token_id", labels),
@@ -47,7 +48,7 @@ def blank_token(config: Config, key: str, labels: int) -> int:
 
 
 def _transcriber(config: Config, head: TranscriptHead) -> ModelSpec:
-    encoder = fastconformer(encoder_config(config), LONGEST, head)
+    encoder = check_bins(fastconformer(encoder_config(config), LONGEST, head))
     counters = tuple(f"{encoder.root}layers.{i}.conv.norm.num_batches_tracked" for i in range(encoder.layers))
     return transcriber(encoder, encoder.frames * head.per_frame, Names(skip=counters))
 
@@ -75,7 +76,7 @@ def fastconformer(said: Mapping[str, Any], seconds: float, head: TranscriptHead 
         )
     if not taps % 2 or not kernel % 2:
         raise UnsupportedModelError("config.json: encoder_config: kernel sizes must be odd numbers")
-    made = FastConformerSpec(
+    return FastConformerSpec(
         bins=_size(said, "num_mel_bins", 80), hidden=hidden, layers=_size(said, "num_hidden_layers", 24), heads=heads,
         inner=_size(said, "intermediate_size", 4096), act=act(said, "hidden_act", "silu"),
         bias=flag(said, "attention_bias", True), kernel=kernel, conv_bias=flag(said, "convolution_bias", True),
@@ -83,6 +84,10 @@ def fastconformer(said: Mapping[str, Any], seconds: float, head: TranscriptHead 
         scale=hidden**0.5 if flag(said, "scale_input", True) else 1.0, head=head,
         frames=int(seconds * RATE) // HOP // factor + 1,
     )  # fmt: skip
+
+
+def check_bins(made: FastConformerSpec) -> FastConformerSpec:
+    factor = made.stride**made.halvings
     if made.bins % factor:
         raise UnsupportedModelError(f"config.json: encoder_config: num_mel_bins ({made.bins}) must be a multiple of {factor}")
     return made

@@ -32,7 +32,7 @@ from thalweg.models.spec.depth import CodeRows, DepthSpec, PositionText, TextTab
 from thalweg.models.spec.differential import DifferentialAttention
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
 from thalweg.models.spec.entrances import FrameConvolutions, FrameProjection, SampleConvolutions
-from thalweg.models.spec.fastconformer import FastConformerSpec
+from thalweg.models.spec.fastconformer import FastConformerSpec, LanguagePrompt
 from thalweg.models.spec.gated_source import GatedSource
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
 from thalweg.models.spec.grid_conv import GridConv
@@ -165,6 +165,7 @@ __all__ = [
     "KeptEntries",
     "KeptRows",
     "KimiDelta",
+    "LanguagePrompt",
     "LatentAttention",
     "LatentReaderSpec",
     "Laurel",

@@ -33,6 +33,9 @@ class ConformerLayer:
     """Largest distances of keys before and after a query that have separate vectors."""
     causal: bool = False
     """The convolution reads no later frame."""
+    chunk: int = 0
+    """Frames of a chunk: attention sees the frame's chunk and `chunks` before it. 0: everything."""
+    chunks: int = 0
     conv_norm: Literal["batch", "layer"] = "batch"
     half: tuple[float, float] = (1.0, 0.5)
     """Factors of the residual stream and of each feed-forward part."""

@@ -66,6 +66,13 @@ class ConformerLayers:
             q, bias = self._score_distances(at, p, q, places)
         elif s.places == "key":
             bias = torch.einsum("ihd,ijd->hij", q, p["distance"][places]) * size**-0.5
+        if s.chunk:
+            chunk = torch.arange(n, device=x.device) // s.chunk
+            before = chunk[:, None] - chunk
+            hidden = ((before < 0) | (before > s.chunks))[None]
+            bias = (
+                q.new_zeros(1, n, n).masked_fill(hidden, -torch.inf) if bias is None else bias.masked_fill(hidden, -torch.inf)
+            )
         q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
         y = functional.scaled_dot_product_attention(q, k, v, None if bias is None else bias[None])
         return self._parts.linear(f"{at}/out", p["out"], y[0].transpose(0, 1).reshape(n, heads * size))

@@ -38,6 +38,11 @@ class FastConformer(ClipEncoder):
         return self._layers.run(i, params["layers"][i], x, places)
 
     def finish(self, params: Params, x: Array, frames: Frames) -> Array | None:
+        if (prompt := self.spec.prompt) is not None:
+            language = x.new_zeros(len(x), prompt.languages)
+            language[:, prompt.language] = 1
+            x = self._parts.linear("/prompt/up", params["prompt"]["up"], torch.cat((x, language), 1))
+            x = self._parts.linear("/prompt/down", params["prompt"]["down"], functional.relu(x))
         return None if self._head is None else self._head(params["head"], x)[None]
 
     def enter(self, params: Params, clip: Array) -> Array:
@@ -47,9 +52,8 @@ class FastConformer(ClipEncoder):
         for i in range(2 * s.halvings - 1):
             groups, strides = (s.channels, True) if i % 2 else (1, i == 0)
             p = convs[i]
-            x = functional.conv2d(
-                x, p["kernel"], p["bias"], stride=s.stride if strides else 1, padding=s.pad if strides else 0, groups=groups
-            )
+            x = functional.pad(x, s.pads * 2) if strides else x
+            x = functional.conv2d(x, p["kernel"], p["bias"], stride=s.stride if strides else 1, groups=groups)
             if i % 2 == 0:  # the pointwise one follows directly
                 x = functional.relu(x)
         x = x[0].transpose(0, 1).flatten(1).contiguous()
