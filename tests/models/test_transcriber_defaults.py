@@ -15,6 +15,7 @@ KINDS = {
     "CanaryForConditionalGeneration": "CanaryConfig", "CohereAsrForConditionalGeneration": "CohereAsrConfig",
     **{f"{name}ForCTC": f"{name}Config" for name in ("Wav2Vec2", "Hubert", "WavLM", "UniSpeech", "UniSpeechSat")},
     "Nemotron3_5AsrForRNNT": "Nemotron3_5AsrConfig", "NemotronAsrStreamingForRNNT": "NemotronAsrStreamingConfig",
+    "MoonshineStreamingForConditionalGeneration": "MoonshineStreamingConfig",
     "Data2VecAudioForCTC": "Data2VecAudioConfig", "Speech2TextForConditionalGeneration": "Speech2TextConfig",
 }  # fmt: skip
 

@@ -143,6 +143,10 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
         ("data2vec-audio", "hubert", "sew", "unispeech", "unispeech-sat", "wav2vec2", "wav2vec2-conformer", "wavlm"), _WAV2VEC
     ),
     "cohere_asr": _CANARY,
+    "moonshine_streaming": {
+        "vocab_size": 32_768, "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 6, "num_attention_heads": 8,
+        "max_position_embeddings": 4096,
+    },
     "speech_to_text": {
         "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embeddings": 1024,
         "encoder_layers": 12, "encoder_attention_heads": 4, "encoder_ffn_dim": 2048, "decoder_layers": 6,

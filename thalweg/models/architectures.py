@@ -309,6 +309,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "MistralLarge3ForCausalLM": f"{_FAMILIES}.mistral4:mistral4",
     "Molmo2ForConditionalGeneration": f"{_FAMILIES}.molmo2:molmo2",
     "MoonshineForConditionalGeneration": f"{_FAMILIES}.moonshine:moonshine",
+    "MoonshineStreamingForConditionalGeneration": f"{_FAMILIES}.moonshine_streaming:moonshine_streaming",
     "MistralLarge4ForConditionalGeneration": f"{_FAMILIES}.mistral_large4:mistral_large4",
     "MixtralForCausalLM": f"{_FAMILIES}.mixtral:mixtral",
     "ModernBertForMaskedLM": f"{_FAMILIES}.modernbert:modernbert",

@@ -35,6 +35,7 @@ from thalweg.models.layers.conformer_source import ConformerSource
 from thalweg.models.layers.depth import DepthDecoder, PositionEmbedder, TextEmbedder
 from thalweg.models.layers.disentangled import Distances
 from thalweg.models.layers.embedding import AddedEmbedding, Embedding, LMHead
+from thalweg.models.layers.frame_source import FrameSource
 from thalweg.models.layers.gated_source import GatedSource
 from thalweg.models.layers.gated_streams import GatedStreams
 from thalweg.models.layers.hyper import HyperStreams
@@ -150,6 +151,7 @@ SPEECH: Mapping[type, Callable[..., Any]] = {
     spec.SpeechEncoder: SpeechEncoder,
     spec.WaveformEncoder: WaveformEncoder,
     spec.ConformerSource: ConformerSource,
+    spec.FrameSource: FrameSource,
     spec.GatedSource: GatedSource,
 }
 """The same of speech encoders, which cross-attention reads."""

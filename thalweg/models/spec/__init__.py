@@ -33,6 +33,7 @@ from thalweg.models.spec.differential import DifferentialAttention
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
 from thalweg.models.spec.entrances import FrameConvolutions, FrameProjection, SampleConvolutions
 from thalweg.models.spec.fastconformer import FastConformerSpec, LanguagePrompt
+from thalweg.models.spec.frame_source import FrameSource
 from thalweg.models.spec.gated_source import GatedSource
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
 from thalweg.models.spec.grid_conv import GridConv
@@ -149,6 +150,7 @@ __all__ = [
     "FastConformerSpec",
     "FrameConvolutions",
     "FrameProjection",
+    "FrameSource",
     "GatedNorm",
     "GatedRecurrence",
     "GatedResidual",
