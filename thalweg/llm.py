@@ -75,6 +75,8 @@ class LLM(ChatMethods, PoolingMethods, SpeechMethods, BeamMethods, NoWorkerCalls
         self._ids = itertools.count()
         self.runs = Runs(engine)
         self._parsers = parsers
+        second = engine.frontend.talker_args()
+        self._talker = None if second is None else LLM.from_engine_args(second)
 
     @property
     def _core(self) -> EngineCore:
@@ -225,4 +227,6 @@ class LLM(ChatMethods, PoolingMethods, SpeechMethods, BeamMethods, NoWorkerCalls
     @in_turn
     def shutdown(self) -> None:
         """Release the device. The object is not used again."""
+        if self._talker is not None:
+            self._talker.shutdown()
         self.llm_engine.shutdown()

@@ -103,6 +103,8 @@ class CompletionOutput:
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     """Of `LLM.chat` with tools. Empty: the model called none."""
+    audio: SpeechOutput | None = None
+    """Of `LLM.chat` with modalities of audio: the spoken answer. Without samples, if there is nothing to speak."""
     frames: list[np.ndarray] | None = None
     """i32[books - 1] of each token, of models whose tokens are frames: the codes after the first."""
 

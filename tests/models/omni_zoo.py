@@ -92,7 +92,7 @@ def write_tokenizer(path: Path) -> None:
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
     made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in NAMES])
     made.save(str(path / "tokenizer.json"))
-    template = hearing.TEMPLATE.replace("{{ m.role }}", "<{{ m.role }}>").replace("assistant\\n", "<assistant>\\n")
+    template = hearing.TEMPLATE.replace("{{ m.role }}", "<{{ m.role }}>").replace("assistant\n", "<assistant>\n")
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "eos_token": "<|im_end|>"}
     (path / "tokenizer_config.json").write_text(json.dumps(said))
 

@@ -77,7 +77,7 @@ def compare(path: Any, llm: LLM, frames: int, **theirs: Any) -> list[int]:
         user, header = read_prompt(path, text)
         answer, codes, wave = answer_theirs(model, user + header, frames, **theirs)
         wanted.append((codes, wave))
-        prompts.append(llm.llm_engine.frontend.speaker.answer(user, header, answer[:-1], GREEDY))
+        prompts.append(llm.llm_engine.frontend.speaker.answer_prompt(user + header, answer, GREEDY))
     for (codes, wave), (got, samples) in zip(wanted, speak(llm, prompts, frames, **ours), strict=True):
         assert np.array_equal(got, codes)
         assert len(np.unique(codes)) > 6

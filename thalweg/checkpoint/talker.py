@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from thalweg.checkpoint.config import BESIDE, Config, integer
+from thalweg.checkpoint.config import BESIDE, Config, architecture, integer
 from thalweg.errors import CheckpointError
 
+THINKER = "Qwen3OmniMoeForConditionalGeneration"
+"""Architecture of models with a talker."""
 SPECIAL = 1024
 """Tokens at the end of the vocabulary that are no codes."""
 PROMPT = ("codec_nothink_id", "codec_think_bos_id", "codec_think_eos_id", "codec_pad_id", "codec_bos_id")
@@ -19,6 +21,12 @@ def around(config: Config) -> Config:
     """The settings outside the talker's layers."""
     found = config.get(BESIDE)
     return found if isinstance(found, dict) else config
+
+
+def has_talker(config: Config) -> bool:
+    """Can a part of this model speak its answers?"""
+    part = around(config).get("talker_config")
+    return architecture(config) == THINKER and isinstance(part, dict) and isinstance(part.get("text_config"), dict)
 
 
 def talker_config(config: Config) -> Mapping[str, Any]:

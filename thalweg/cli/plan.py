@@ -52,6 +52,7 @@ def as_text(p: Plan, name: str, fewest: int | None = 1, stages: int = 1) -> str:
         *(("", _group(g)) for g in p.groups if len(p.groups) > 1),
         ("history", gib(p.history)),
         ("workspace", f"{gib(p.workspace)}, estimated, for steps of {p.max_num_batched_tokens} tokens"),
+        *([("talker", f"{gib(p.talker)}, weights and cache")] if p.talker else []),
         *([("adapters", f"{gib(p.adapters)}, all slots")] if p.adapters else []),
         ("total", f"{gib(p.total)}, besides the framework's own"),
         ("fits", f"{p.sequences} sequences of {p.max_model_len} tokens at once (--max-num-seqs {p.max_num_seqs})"),

@@ -53,6 +53,12 @@ def head_values(spec: ModelSpec) -> int:
     return spec.vocab * spec.hidden
 
 
+def unread_values(spec: ModelSpec) -> int:
+    """Values of stored tensors of which only some rows are loaded (`ModelSpec.code_rows`)."""
+    rows = spec.code_rows
+    return 0 if rows is None else spec.hidden * (2 * rows.stored - 2 * (rows.codes + 1) - len(rows.prompt))
+
+
 def table_bytes(spec: ModelSpec, max_len: int) -> int:
     """Of computed tables, which every rank has whole."""
     slopes = sum(getattr(mixer, "slope_values", 0) for _, mixer in spec.mixers)

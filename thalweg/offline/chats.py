@@ -14,6 +14,8 @@ from thalweg.engine.client.pairs import join_messages
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.lora import LoRARequest
 from thalweg.media.kinds.base import MediaItem, MediaSource
+from thalweg.media.speakers.answers import DISABLED, SpokenAnswer, read_modalities
+from thalweg.media.speakers.answers import MEDIA as MEDIA_REFUSED
 from thalweg.offline.batches import Batches, UseTqdm
 from thalweg.offline.prompts import Prompt, per_prompt
 from thalweg.offline.sharing import in_turn
@@ -94,6 +96,8 @@ class ChatRenderer:
 class ChatMethods(Batches):
     """The part of `LLM` for conversations."""
 
+    _talker: Any
+    """The `LLM` that speaks the answers. None: there is none."""
     _template: str | None
     """Of every conversation that names none."""
     _parsers: tuple[str | None, str | None]
@@ -117,13 +121,17 @@ class ChatMethods(Batches):
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
+        modalities: Sequence[str] | None = None,
+        audio: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several (a list of those) through the chat template.
 
         The template (the model's, or `chat_template`: text, a file, or the name of one of the model's) runs in a process with
         limits of time, memory and output. With tools a model's `tool_use` is chosen. Special tokens written inside messages
         are text. Outputs have `content`, `reasoning` and, with tools, `tool_calls`. `text` is the whole answer.
-        tool_call_parser, reasoning_parser: names of turn formats. None: detected, as docs/tools-and-reasoning.md says."""
+        tool_call_parser, reasoning_parser: names of turn formats. None: detected, as docs/tools-and-reasoning.md says.
+        modalities: ["text", "audio"] gives outputs with `audio`, of an engine made with enable_talker. audio: the voice, seed
+        and temperature of the speech."""
         refuse_mm_processor_kwargs(mm_processor_kwargs)
         self.llm_engine.client.inputs.check_generates()
         renderer = self._renderer(
@@ -134,13 +142,38 @@ class ChatMethods(Batches):
         turns = ChatTurns(renderer.frontend, renderer.template, tools, *parsers)
         prompts = renderer.render(messages)
         params = per_prompt("sampling_params", sampling_params, len(prompts), renderer.frontend.sampling)
+        spoken = self._read_speech(modalities, audio, prompts, params)
         marked = [turns.marking(p, prompt) for p, prompt in zip(params, prompts, strict=True)]
         outputs: list[RequestOutput] = self._run(
             self._prepare(prompts, marked, tokenization_kwargs=tokenization_kwargs, lora_request=lora_request), use_tqdm
         )
         for output, param in zip(outputs, params, strict=True):
             turns.read(output, param)
+        if spoken is not None and self._talker is not None:
+            done = [output for output in outputs if output.error is None]
+            pairs = [(output.prompt_token_ids or [], output.outputs[0].token_ids) for output in done]
+            for output, speech in zip(done, self._talker.speak_answers(pairs, spoken.settings, use_tqdm), strict=True):
+                output.outputs[0].audio = speech
         return outputs
+
+    def _read_speech(
+        self, modalities: Any, audio: Any, prompts: Sequence[Any], params: Sequence[SamplingParams]
+    ) -> SpokenAnswer | None:
+        """How answers are spoken. None: they are not. RequestError names the field."""
+        spoken = read_modalities(modalities, audio, 0)
+        if spoken is None:
+            return None
+        speaker = None if self._talker is None else self._talker.llm_engine.frontend.speaker
+        if speaker is None:
+            raise RequestError(DISABLED, "modalities")
+        if spoken.form:
+            raise RequestError("audio.format: outputs have samples; omit it", "audio.format")
+        if any(isinstance(each, SamplingParams) and each.n > 1 for each in params):
+            raise RequestError("n: an answer that is spoken has one choice", "n")
+        if any(isinstance(prompt, Mapping) and prompt.get(MEDIA) for prompt in prompts):
+            raise RequestError(MEDIA_REFUSED, "modalities")
+        speaker.check(spoken.settings)
+        return spoken
 
     @in_turn
     def preprocess_chat(

@@ -35,7 +35,10 @@ class SpeechMethods(Batches):
         pieces = [speaker.prompts(text, settings) for text in ([texts] if isinstance(texts, str) else texts)]
         prompts = [piece for each in pieces for piece in each]
         if speaker.generates:
-            prompts = self._generate_frames(speaker, prompts, settings, max_frames, use_tqdm)
+            found = self._generate_frames(speaker, prompts, settings, max_frames, use_tqdm)
+            if not all(found):
+                raise RequestError("texts: the model gave no speech for a sentence; try another seed", "texts")
+            prompts = [speaker.decoding(frames) for frames in found]
         done = iter(self._run(self._prepare(prompts, [PoolingParams()] * len(prompts)), use_tqdm))
         made = []
         for each in pieces:
@@ -50,16 +53,32 @@ class SpeechMethods(Batches):
 
     def _generate_frames(
         self, speaker: Speaker, prompts: list[dict[str, Any]], settings: SpeechSettings, most: int | None, use_tqdm: UseTqdm
-    ) -> list[dict[str, Any]]:
-        """Prompts of the codec, one for each of these."""
+    ) -> list[list[np.ndarray]]:
+        """The frames of each of these."""
         params = SamplingParams(max_tokens=most, detokenize=False, **speaker.sampling(settings))
         made = []
         for output in self._run(self._prepare(prompts, [params] * len(prompts)), use_tqdm):
             choice = output.outputs[0]
             if choice.finish_reason == "error":
                 raise RequestError(output.error or "the engine could not finish this request", "texts")
-            frames = speaker.frames(choice)
-            if not frames:
-                raise RequestError("texts: the model gave no speech for a sentence; try another seed", "texts")
-            made.append(speaker.decoding(frames))
+            made.append(speaker.frames(choice))
         return made
+
+    @in_turn
+    def speak_answers(
+        self, answers: Sequence[tuple[Sequence[int], Sequence[int]]], settings: SpeechSettings, use_tqdm: UseTqdm = False
+    ) -> list[SpeechOutput]:
+        """The speech of answers of another model, of a model that speaks answers: (tokens of the prompt, tokens of the answer).
+        One without anything to speak has no samples. RequestError names the field."""
+        speaker = self.llm_engine.frontend.speaker
+        if speaker is None or not speaker.answers:
+            raise RequestError("model: it speaks no answers of another model", "model")
+        prompts = [speaker.answer_prompt(asked, answer, settings) for asked, answer in answers]
+        frames = iter(self._generate_frames(speaker, [p for p in prompts if p is not None], settings, None, use_tqdm))
+        found = [[] if prompt is None else next(frames) for prompt in prompts]
+        codes = [speaker.decoding(each) for each in found if each]
+        done = iter(self._run(self._prepare(codes, [PoolingParams()] * len(codes)), use_tqdm))
+        return [
+            SpeechOutput(speaker.samples(next(done).outputs.data) if each else np.zeros(0, np.float32), speaker.rate)
+            for each in found
+        ]

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from thalweg.media_kinds import MEDIA_KINDS
-from thalweg.options.option import Option
+from thalweg.options.option import Option, Rules
 from thalweg.options.requests import RequestOptions
 
 _option = partial(Option, group="MultiModalConfig")
@@ -29,8 +29,23 @@ def check_decoding(settings: dict[str, Any]) -> Iterator[str]:
             yield from (f"{kind}: {problem}" for problem in problems)
 
 
+ALONE = (
+    ("tensor_parallel_size", 1), ("pipeline_parallel_size", 1), ("data_parallel_size", 1), ("nnodes", 1),
+    ("enable_sleep_mode", False), ("skip_tokenizer_init", False), ("weight_transfer_config", None),
+)  # fmt: skip
+"""Options that a talker is not implemented with, and their values without effect."""
+
+
+def check_talker(args: "MediaOptions") -> Iterator[str]:
+    for name, plain in ALONE:
+        if args.enable_talker and getattr(args, name) != plain:
+            yield f"enable_talker: not implemented with {name}; omit one of them"
+
+
 class MediaOptions(RequestOptions, kw_only=True, frozen=True):
-    """Media in prompts."""
+    """Media in prompts and answers."""
+
+    RULES: ClassVar[Rules] = (check_talker,)
 
     allowed_media_domains: Annotated[list[str] | None, _option(
         "Hosts to fetch media URLs from: HOST means ports 80 and 443, HOST:PORT that port; default: only data: URLs are "
@@ -61,6 +76,7 @@ class MediaOptions(RequestOptions, kw_only=True, frozen=True):
     disable_chunked_mm_input: Annotated[
         bool, _option("Never split one multimodal item across scheduler steps", group="SchedulerConfig")
     ] = False
+    enable_talker: Annotated[bool, _option("Load the part of Qwen3-Omni that speaks its answers, as a second engine")] = False
     language_model_only: Annotated[bool, _option("Do not load encoders of images, video and audio, and refuse such inputs")] = (
         False
     )

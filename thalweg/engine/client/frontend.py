@@ -13,6 +13,7 @@ import msgspec
 
 from thalweg.checkpoint import config as hf
 from thalweg.checkpoint import hub
+from thalweg.checkpoint.talker import THINKER, has_talker
 from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.config import EngineArgs, EngineConfig, check_args
 from thalweg.engine.client.grammars import StructuredOutputs
@@ -72,6 +73,12 @@ class Frontend:
             lambda: vocabulary(tokenizer, config.model.vocab, self.eos_ids), self.args.structured_outputs_config
         )
 
+    def talker_args(self) -> EngineArgs | None:
+        """The arguments of the engine that speaks the answers. None: there is none."""
+        from thalweg.engine.planning.talker import talker_args
+
+        return talker_args(self.args) if self.args.enable_talker else None
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
@@ -95,6 +102,8 @@ def locate(args: EngineArgs) -> ResolvedModel:
         path = checkpoint_config.find(chosen)
         split_speculator(chosen, path)  # a drafter whose target is a drafter, such as itself, is refused
     config = checkpoint_config.read(chosen, path)
+    if args.enable_talker and not has_talker(config):
+        raise ConfigError(f"enable_talker: only {THINKER} with a talker speaks its answers; omit it")
     resolved = msgspec.structs.replace(resolve_drafter(chosen), model=str(path))
     check_args(resolved)
     return ResolvedModel(resolved, args, path, config, hf.facts(config, path))

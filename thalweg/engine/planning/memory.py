@@ -22,6 +22,7 @@ from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.planning import checkpoint_config, resolve
 from thalweg.engine.planning.draft import read_draft
 from thalweg.engine.planning.drafter_files import resolve_drafter
+from thalweg.engine.planning.talker import talker_bytes
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
 from thalweg.hal.device import DeviceInfo, Memory
@@ -33,7 +34,7 @@ from thalweg.models.drafts.declared import DraftModel
 from thalweg.models.fallback.spec import UNRELIABLE, TransformersSpec
 from thalweg.models.precision import model_scheme
 from thalweg.models.refusals import check_ranks
-from thalweg.models.spec import ModelSpec
+from thalweg.models.spec import ModelSpec, PositionText
 from thalweg.models.weights import IndivisibleError
 from thalweg.quantization import registry as formats
 
@@ -73,6 +74,8 @@ class Plan:
     workspace: int
     adapters: int
     """Bytes of the slots for adapters, used or not."""
+    talker: int
+    """Bytes of the engine that speaks the answers."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -83,7 +86,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv_cache + self.history + self.workspace + self.adapters
+        return self.weights + self.kv_cache + self.history + self.workspace + self.adapters + self.talker
 
     @property
     def fits(self) -> bool:
@@ -189,6 +192,7 @@ def _plan_sizes(k: _PlanInputs) -> Plan:
         + history(schedule, length, k.spec)
         + encoder_cache_bytes(k.spec)
         + adapter_slots(args, k.spec, dtype, k.ranks)
+        + talker_bytes(args)
     )  # of the length asked for; shorter than that needs no more
     try:
         memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, others)
@@ -209,7 +213,7 @@ def _plan_sizes(k: _PlanInputs) -> Plan:
         groups=[_describe_group(g, n) for g, n in zip(groups, size.blocks, strict=True)],
         tokens=size.tokens, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len, k.spec),
         workspace=_workspace(k, replace(steps, max_len=size.max_len)) + encoder_cache_bytes(k.spec),
-        adapters=adapter_slots(args, k.spec, dtype, k.ranks), max_model_len=size.max_len,
+        adapters=adapter_slots(args, k.spec, dtype, k.ranks), talker=talker_bytes(args), max_model_len=size.max_len,
         max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.token_budget, problems=problems,
     )  # fmt: skip
     _advise(made, k, length, groups)
@@ -221,10 +225,11 @@ def _workspace(k: _PlanInputs, steps: StepSizes) -> int:
 
 
 def history(schedule: SchedulerConfig, length: int, spec: ModelSpec | None = None) -> int:
-    """Bytes of the token history. 0: a pooling model."""
+    """Bytes of the token history, with codes and texts of frames. 0: a pooling model."""
     if spec is not None and spec.pooling is not None:
         return 0
-    return (schedule.max_seqs + 1) * (length + 1) * 4
+    codes = 0 if spec is None or spec.depth is None else spec.depth.books - 1 + isinstance(spec.spoken_text, PositionText)
+    return (schedule.max_seqs + 1) * (length + 1) * 4 * (1 + codes)
 
 
 def adapter_slots(args: EngineArgs, spec: ModelSpec, dtype: str, ranks: int) -> int:
@@ -304,7 +309,7 @@ def _check_stored(k: _PlanInputs) -> None:
     stored = open_weights(Path(k.args.model))
     held = sum(prod(stored.entry(name)[1]) for name in stored.names if k.spec.rename(name) is not None)
     described = sizes.stored_values(replace(k.spec, span=None) if k.spec.span else k.spec)
-    extra = sizes.head_values(k.spec) if k.spec.tied else 0
+    extra = sizes.unread_values(k.spec) + (sizes.head_values(k.spec) if k.spec.tied else 0)
     if not 0.98 * described <= held <= 1.02 * (described + extra):
         raise CheckpointError(
             f"{k.args.model}: config.json describes {described:,} weights, and the files hold {held:,}: "

@@ -54,6 +54,8 @@ class Speaker(ABC):
     """Do prompts generate frames of codes, of which `decoding` makes the utterance? Else a prompt is an utterance."""
     tempered: ClassVar[bool] = False
     """Does it sample with a temperature?"""
+    answers: ClassVar[bool] = False
+    """Does it speak answers of another model (`answer_prompt`)?"""
     text_rows: int = 0
     """Rows of the text's embeddings, if they are not the model's vocabulary."""
     end: int = -1
@@ -85,6 +87,11 @@ class Speaker(ABC):
             "prompt": piece,
             KIND: self.utterance(np.array(units, np.int32)[:, None], settings, number),
         }
+
+    def answer_prompt(self, asked: Sequence[int], answer: Sequence[int], settings: SpeechSettings) -> dict[str, Any] | None:
+        """The engine's prompt for an answer of another model, of speakers of answers. asked: its prompt. answer: its tokens.
+        None: there is nothing to speak. RequestError for settings, as `check`, and for prompts without a turn to answer."""
+        raise NotImplementedError
 
     def sampling(self, settings: SpeechSettings) -> dict[str, Any]:
         """Fields of SamplingParams, of models that generate."""

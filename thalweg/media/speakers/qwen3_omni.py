@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ HEADER = 3
 class OmniSpeaker(Speaker):
     generates = True
     tempered = True
+    answers = True
 
     def __init__(self, path: Path, config: Config) -> None:
         outer, codes = around(config), count_codes(config)
@@ -39,7 +41,8 @@ class OmniSpeaker(Speaker):
         self._head, self._tail, self._voice = (nothink, begin, end), (pad, first), codes + 1 + len(PROMPT)
         self._nothing = self._voice + len(self.voices)
         self._pad, self._begin, self._end = (integer(outer, f"tts_{key}_token_id") for key in ("pad", "bos", "eos"))
-        self._turn, self._assistant = integer(outer, "im_start_token_id"), integer(outer, "assistant_token_id")
+        roles = (integer(outer, f"{key}_token_id") for key in ("im_start", "assistant", "user"))
+        self._turn, self._assistant, self._user = roles
 
     @classmethod
     def load(cls, config: Config, path: Path) -> OmniSpeaker:
@@ -55,9 +58,13 @@ class OmniSpeaker(Speaker):
         return self._tokenizer.encode("\n", False)[0]
 
     def check(self, settings: SpeechSettings) -> None:
-        super().check(settings)
+        super().check(replace(settings, voice=self._find_voice(settings.voice)))
         if settings.speed != 1:
             raise RequestError("speed: this model has one speed; omit it", "speed")
+
+    def _find_voice(self, name: str) -> str:
+        """The voice of this name in any case."""
+        return next((each for each in self.voices if each.lower() == name.lower()), name)
 
     def units(self, text: str) -> list[int]:
         """Token ids of a text. Special tokens in it are text."""
@@ -65,16 +72,33 @@ class OmniSpeaker(Speaker):
 
     def prompt(self, piece: str, units: list[int], settings: SpeechSettings, number: int) -> dict[str, Any]:
         """A text as an answer without a question."""
-        return {**self.answer([], [self._turn, self._assistant, self._line], units, settings), "prompt": piece}
+        return {**self._write([], [self._turn, self._assistant, self._line], units, settings), "prompt": piece}
 
-    def answer(
+    def answer_prompt(self, asked: Sequence[int], answer: Sequence[int], settings: SpeechSettings) -> dict[str, Any] | None:
+        """Of an answer's last token, which ends it, nothing is spoken. The talker sees the user's turns only. Tokens of the
+        prompt behind the beginning of the answer belong to the answer."""
+        self.check(settings)
+        ids = np.array(asked, np.int64)
+        begins = np.flatnonzero(ids == self._turn)
+        own = [int(i) for i in begins if i + 1 < ids.size and ids[i + 1] == self._assistant]
+        if not own:
+            raise RequestError("messages: the prompt has no turn of the assistant, so no answer can be spoken", "messages")
+        places = np.arange(ids.size)
+        last = np.maximum.accumulate(np.where(ids == self._turn, places, 0))
+        users = ids[ids[np.minimum(last + 1, ids.size - 1)] == self._user]
+        spoken = [*ids[own[-1] :].tolist(), *answer[:-1]]
+        if len(spoken) <= HEADER:
+            return None
+        return self._write(users.tolist(), spoken[:HEADER], spoken[HEADER:], settings)
+
+    def _write(
         self, asked: Sequence[int], header: Sequence[int], answer: Sequence[int], settings: SpeechSettings
     ) -> dict[str, Any]:
         """The talker's prompt for an answer of at least one token. asked: tokens of the user's turns. header: the HEADER tokens
         before the answer."""
         if len(header) != HEADER or not answer:
             raise ValueError(f"answer: {len(header)} tokens before an answer of {len(answer)}")
-        voice = self.voices.index(settings.voice) if settings.voice else 0
+        voice = self.voices.index(self._find_voice(settings.voice)) if settings.voice else 0
         ids = [self._nothing] * (len(asked) + HEADER) + [*self._head, self._voice + voice, *self._tail]
         quiet = [self._pad] * (len(self._head) + 1)
         spoken = np.array([*asked, *header, *quiet, self._begin, *answer, self._end], np.int32)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from thalweg.config import SchedulerConfig
 from thalweg.engine.planning import resolve
 from thalweg.engine.planning.memory import adapter_slots, encoder_cache_bytes, history, step_sizes
+from thalweg.engine.planning.talker import talker_bytes
 from thalweg.engine.worker.stages.model import BuiltModel
 from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.hal.device import Device
@@ -84,7 +85,7 @@ def _cache_bytes(inputs: BuildInputs, built: BuiltModel) -> int:
     spec, args, ranks = inputs.spec, inputs.args, inputs.device.comm.size
     steps = step_sizes(spec, built.schedule, built.max_len, built.dtype, ranks, args.batch_invariant is not False)
     others = inputs.platform.workspace(steps) + history(built.schedule, built.max_len, spec) + encoder_cache_bytes(spec)
-    others += adapter_slots(args, spec, built.dtype, ranks)
+    others += adapter_slots(args, spec, built.dtype, ranks) + talker_bytes(args)
     use = model_scheme(inputs.hf, args.quantization, spec)
     platform = inputs.platform
     weights = sizes.weight_bytes(

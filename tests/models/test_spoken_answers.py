@@ -1,0 +1,95 @@
+"""Spoken answers of Qwen3-Omni: `LLM.chat` with modalities, against `generate` of transformers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import omni_zoo
+import pytest
+from test_omni_talker import ASKED, answer_theirs, read_prompt
+
+from thalweg import LLM, SamplingParams
+from thalweg.config import EngineArgs
+from thalweg.engine.planning.memory import plan
+from thalweg.errors import ConfigError, RequestError
+
+BOTH = ["text", "audio"]
+SPOKEN = {"voice": "Chelsie", "temperature": 0}
+FRAMES = 490
+"""What is left of the talker's context."""
+
+
+def open_omni(path: Any, **more: Any) -> LLM:
+    said = {"dtype": "float32", "use_tqdm_on_load": False, "max_num_seqs": 3, "enable_talker": True, **more}
+    return LLM(str(path), device="cpu", **said)
+
+
+def ask(llm: LLM, texts: list[str], words: int, **more: Any) -> list[Any]:
+    said = [[{"role": "user", "content": text}] for text in texts]
+    return llm.chat(said, SamplingParams(temperature=0, max_tokens=words), use_tqdm=False, **more)
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_transformers(tmp_path: Any) -> None:
+    """The same text, and the same samples. Text without speech is the same."""
+    path = omni_zoo.make_omni(tmp_path, ending=1.0)
+    llm, model = open_omni(path, max_model_len=256), omni_zoo.load_omni(path)
+    outputs, plain = ask(llm, ASKED, 14, modalities=BOTH, audio=SPOKEN), ask(llm, ASKED, 14)
+    lengths = set()
+    for text, output, bare in zip(ASKED, outputs, plain, strict=True):
+        user, header = read_prompt(path, text)
+        assert output.prompt_token_ids == user + header
+        tokens, _, wave = answer_theirs(model, user + header, FRAMES, 14, talker_repetition_penalty=1.05)
+        (choice,) = output.outputs
+        assert list(choice.token_ids) == list(bare.outputs[0].token_ids) == tokens
+        assert choice.text == bare.outputs[0].text
+        assert bare.outputs[0].audio is None
+        assert choice.audio.rate == 24_000
+        assert choice.audio.samples.shape == wave.shape
+        assert np.abs(choice.audio.samples - wave).max() < 1e-4
+        lengths.add(len(wave))
+    assert len(lengths) > 1
+
+
+def test_requests_that_are_refused(tmp_path: Any) -> None:
+    path = omni_zoo.make_omni(tmp_path)
+    llm = open_omni(path)
+    for said, field in (
+        ({"modalities": ["audio", "video"]}, "modalities"),
+        ({"modalities": []}, "modalities"),
+        ({"modalities": "audio"}, "modalities"),
+        ({"audio": {"voice": "ethan"}}, "audio"),
+        ({"modalities": BOTH, "audio": {"voice": "alloy"}}, "voice"),
+        ({"modalities": BOTH, "audio": {"format": "wav"}}, "audio.format"),
+        ({"modalities": BOTH, "audio": {"speed": 2}}, "audio.speed"),
+        ({"modalities": BOTH, "audio": {"seed": "x"}}, "audio.seed"),
+        ({"modalities": BOTH, "audio": {"temperature": -1}}, "audio.temperature"),
+    ):
+        with pytest.raises(RequestError) as found:
+            ask(llm, ["a"], 2, **said)
+        assert found.value.param == field
+    with pytest.raises(RequestError, match="one choice"):
+        llm.chat([{"role": "user", "content": "a"}], SamplingParams(n=2, max_tokens=2), modalities=BOTH, use_tqdm=False)
+    (nothing,) = ask(llm, ["a"], 1, modalities=BOTH, audio=SPOKEN)
+    assert nothing.outputs[0].audio.samples.size == 0, "an answer's last token is not spoken"
+    llm.shutdown()
+    silent = open_omni(path, enable_talker=False)
+    with pytest.raises(RequestError, match="--enable-talker"):
+        ask(silent, ["a"], 2, modalities=BOTH)
+
+
+def test_the_memory_plan_counts_the_talker(tmp_path: Any) -> None:
+    path = omni_zoo.make_omni(tmp_path)
+    said = {"model": str(path), "device": "cpu", "dtype": "float32"}
+    alone, both = plan(EngineArgs(**said)), plan(EngineArgs(**said, enable_talker=True))
+    assert both.talker > 0
+    assert both.total - alone.total == both.talker
+    with pytest.raises(ConfigError, match="tensor_parallel_size"):
+        LLM(str(path), device="cpu", enable_talker=True, tensor_parallel_size=2)
+    config = json.loads((path / "config.json").read_text())
+    del config["talker_config"]
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="enable_talker"):
+        LLM(str(path), device="cpu", enable_talker=True)

@@ -1,0 +1,58 @@
+"""Requests for spoken answers, as clients write them: `modalities` and `audio`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.errors import RequestError
+from thalweg.media.speakers.base import SpeechSettings
+
+TEXT, SOUND = "text", "audio"
+FIELDS = ("voice", "format", "temperature", "seed")
+DISABLED = "modalities: this model was loaded without a part that speaks; send ['text'], or see --enable-talker"
+MEDIA = "modalities: an answer to images, audio or video cannot be spoken by this version; send ['text']"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpokenAnswer:
+    """How an answer is spoken."""
+
+    settings: SpeechSettings
+    form: str
+    """The format of its samples. "": none was named."""
+    written: bool
+    """Does the client want the text too?"""
+
+
+def read_modalities(modalities: Any, said: Any, seed: int) -> SpokenAnswer | None:
+    """How an answer is spoken, from these two fields of a request. None: it is not. seed: unless `said` has one. RequestError
+    names the field."""
+    known = modalities is None or (
+        isinstance(modalities, Sequence) and not isinstance(modalities, str) and set(modalities) <= {TEXT, SOUND}
+    )
+    if not known or (modalities is not None and not modalities):
+        raise RequestError(f"modalities: must be a list of {TEXT} and {SOUND}, not {modalities!r:.80}", "modalities")
+    if modalities is None or SOUND not in modalities:
+        if said is not None:
+            raise RequestError(f"audio: needs modalities with {SOUND!r}", "audio")
+        return None
+    if said is not None and not isinstance(said, Mapping):
+        raise RequestError(f'audio: must be like {{"voice": NAME, "format": "wav"}}, not {said!r:.80}', "audio")
+    fields = dict(said or {})
+    if unknown := sorted(set(map(str, fields)) - {*FIELDS}):
+        raise RequestError(f"audio.{unknown[0]}: unknown; known: {', '.join(FIELDS)}", f"audio.{unknown[0]}")
+    voice: Any = fields.get("voice") or ""
+    voice = voice.get("id") if isinstance(voice, Mapping) else voice
+    form: Any = fields.get("format") or ""
+    for name, value in (("voice", voice), ("format", form)):
+        if not isinstance(value, str):
+            raise RequestError(f"audio.{name}: must be a name, not {value!r:.80}", f"audio.{name}")
+    chosen, warmth = fields.get("seed"), fields.get("temperature")
+    if chosen is not None and (isinstance(chosen, bool) or not isinstance(chosen, int)):
+        raise RequestError(f"audio.seed: must be a whole number, not {chosen!r:.80}", "audio.seed")
+    if warmth is not None and (isinstance(warmth, bool) or not isinstance(warmth, int | float) or not 0 <= warmth <= 2):
+        raise RequestError(f"audio.temperature: must be a number from 0 to 2, not {warmth!r:.80}", "audio.temperature")
+    settings = SpeechSettings(voice=voice, seed=seed if chosen is None else chosen, temperature=warmth)
+    return SpokenAnswer(settings=settings, form=form, written=TEXT in modalities)
