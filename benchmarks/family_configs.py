@@ -49,6 +49,19 @@ _LING: dict[str, Any] = {
 }  # fmt: skip
 _HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "plamo2": (
+        "Plamo2ForCausalLM",
+        {**_without(_GROUPED, "hidden_act", "rope_theta"), "hidden_size_per_head": 128, "mamba_num_heads": 32,
+         "mamba_d_state": 64, "mamba_d_conv": 4, "mamba_step": 2, "tie_word_embeddings": True},
+    ),
+    "teleflm": (
+        "TeleFLMForCausalLM", {**_SIZES, "use_mup": True, "input_mult": 2.0, "output_mult": 0.5, "mup_scale_factor": 2.0}
+    ),
+    "xverse": ("XverseForCausalLM", _SIZES),
+    "xverse_moe": (
+        "XverseMoeForCausalLM",
+        {**_SIZES, "intermediate_size": 1408, "num_experts": 16, "num_shared_experts": 2, "moe_top_k": 6},
+    ),
     "alice_ai": (
         "AliceAIForCausalLM",
         {**_GROUPED, "head_dim": 128, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 16,

@@ -165,6 +165,14 @@ CASES: dict[str, tuple[str, Any, dict[str, Any], Renamed, dict[str, Any]]] = {
         {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "tie_word_embeddings": None, **_ROPE, **dict.fromkeys((
             "embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"))},
     ),
+    "teleflm": (
+        "TeleFLMForCausalLM", transformers.GraniteConfig,
+        {"embedding_multiplier": 3.0, "residual_multiplier": 1.0, "logits_scaling": 4.0, "attention_multiplier": 12**-0.5},
+        dict,
+        {"use_mup": True, "input_mult": 3.0, "output_mult": 0.5, "mup_scale_factor": 2.0, **_ROPE, **dict.fromkeys((
+            "embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"))},
+    ),
+    "torch-native-phi3": ("TorchNativePhi3ForCausalLM", transformers.Phi3Config, {"pad_token_id": 0}, dict, {}),
     "mimo": ("MiMoForCausalLM", transformers.Qwen2Config, {}, mimo, {**_ROPE, "model_type": "mimo", "layer_types": None}),
     "baichuan-7b": (
         "BaiChuanForCausalLM", transformers.LlamaConfig, {"num_key_value_heads": 4}, baichuan,

@@ -75,6 +75,8 @@ SIZES = {
         ("AquilaForCausalLM", {}, {}),
         ("XverseForCausalLM", {}, {}),
         ("TeleChat3ForCausalLM", {}, {}),
+        ("TeleFLMForCausalLM", {"use_mup": False, "input_mult": 3.0}, {}),
+        ("TorchNativeLlamaForCausalLM", {}, {}),
         ("NanbeigeForCausalLM", {}, {}),
         ("IQuestCoderForCausalLM", {}, {}),
         ("InternLMForCausalLM", {"bias": True}, {"attention_bias": True}),

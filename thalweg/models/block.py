@@ -28,6 +28,7 @@ from thalweg.models.layers.gated_streams import GatedResidual
 from thalweg.models.layers.grid_conv import GridConv
 from thalweg.models.layers.head_mamba import HeadMamba
 from thalweg.models.layers.hyper import HyperConnection
+from thalweg.models.layers.inner_mamba2 import InnerMamba2
 from thalweg.models.layers.joined import offer_joined
 from thalweg.models.layers.kda import KimiDeltaAttention
 from thalweg.models.layers.latent import LatentAttention
@@ -76,6 +77,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.GridConv: GridConv,
     spec.HeadMamba: HeadMamba,
     spec.IndexPooling: IndexPooling,
+    spec.InnerMamba2: InnerMamba2,
     spec.KeptEntries: KeptEntries,
     spec.KeptRows: KeptRows,
     spec.KimiDelta: KimiDeltaAttention,

@@ -80,7 +80,7 @@ class Attention:
             heads = {"q_norm": spec.heads, "k_norm": spec.kv_heads}
             parts = {k: HeadParts(ctx.mesh.tensor, heads[k]) for k in norms}
             self._wide = {k: norm if parts[k].whole else GatheredNorm(norm, parts[k]) for k, norm in whole.items()}
-        if spec.norm is not None and spec.norm.mean:
+        if spec.norm is not None and (spec.norm.mean or spec.norm.apart):
             self._wide = {k: HeadLayerNorm(ctx, spec.norm, spec.head_dim, w) for k, w in norms.items()}
         self.specs |= {k: {name: ParamSpec(each, ctx.dtype) for name, each in w.items()} for k, w in norms.items()}
         if self._slopes is not None:
@@ -323,7 +323,7 @@ def _norm_of(norm: declared.HeadNorm, weights: Mapping[str, Any]) -> declared.No
 def _attending(
     ctx: Context, spec: declared.Attention, backend: AttentionBackend, attn: AttnSpec, scales: CacheScales | None
 ) -> _Fused | AttentionOps | _Either:
-    per_head = spec.norm if spec.norm is not None and not (spec.norm.whole or spec.norm.mean) else None
+    per_head = spec.norm if spec.norm is not None and not (spec.norm.whole or spec.norm.mean or spec.norm.apart) else None
     eps, offset = (per_head.eps, per_head.offset) if per_head else (None, 0.0)
     rope = spec.rope
     prologue = QKPrologue(rope.dim if rope else 0, rope.interleaved if rope else False, eps, offset)

@@ -82,10 +82,10 @@ class ScaleLayer:
 
 class HeadLayerNorm:
     """Layer normalisation of each head in float32: x [T, heads * n] -> the same shape. The weight has n values for each head,
-    and there is no bias, or the heads share n values of each (`HeadNorm.shared`)."""
+    and there is no bias, or the heads share n values of each (`HeadNorm.shared`). `HeadNorm.apart`: RMSNorm instead."""
 
     def __init__(self, ctx: Context, spec: HeadNorm, head_dim: int, weights: Mapping[str, Any]) -> None:
-        self._head_dim, self._eps = head_dim, spec.eps
+        self._head_dim, self._eps, self._mean = head_dim, spec.eps, spec.mean
         tensors = len(weights["weight"].sources)  # one, which is divided, or one for each head, which are not
         apart = weights["weight"].shard is None and not spec.shared
         self._parts = HeadParts(ctx.mesh.tensor, tensors) if apart else None
@@ -95,7 +95,7 @@ class HeadLayerNorm:
         weight = p["weight"] if self._parts is None else self._parts.part(p["weight"])
         weight = weight.reshape(-1, self._head_dim).to(torch.float32)
         wide = x.unflatten(-1, (-1, self._head_dim)).to(torch.float32)
-        wide = wide - wide.mean(-1, keepdim=True)
+        wide = wide - wide.mean(-1, keepdim=True) if self._mean else wide
         wide = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self._eps) * weight
         if "bias" in p:
             wide = wide + p["bias"].to(torch.float32)

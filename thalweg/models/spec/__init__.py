@@ -40,6 +40,7 @@ from thalweg.models.spec.grid_conv import GridConv
 from thalweg.models.spec.head_mamba import HeadMamba
 from thalweg.models.spec.hyper import HyperConnection, HyperStreams
 from thalweg.models.spec.indexer import Indexer
+from thalweg.models.spec.inner_mamba2 import InnerMamba2
 from thalweg.models.spec.kda import KimiDelta
 from thalweg.models.spec.latent import LatentAttention
 from thalweg.models.spec.latent_reader import LatentReaderSpec
@@ -164,6 +165,7 @@ __all__ = [
     "HyperStreams",
     "IndexPooling",
     "Indexer",
+    "InnerMamba2",
     "KeptEntries",
     "KeptRows",
     "KimiDelta",

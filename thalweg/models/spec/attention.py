@@ -201,6 +201,10 @@ class Attention:
         if self.norm is not None and self.norm.shared:
             for key, name in (("q_norm", self.norm.q), ("k_norm", self.norm.k)):
                 made[key] = LayerNorm(name, d, self.norm.eps).weights(at)
+        elif self.norm is not None and self.norm.apart:
+            for key, name, heads in (("q_norm", self.norm.q, self.heads), ("k_norm", self.norm.k, self.kv_heads)):
+                one = Source(f"{at}{name}", (heads, d), heads=heads if key == "k_norm" else 0)
+                made[key] = {"weight": Weight((one,), 0, fill="ones")}
         elif self.norm is not None and self.norm.mean:
             for key, name, heads in (("q_norm", self.norm.q, self.heads), ("k_norm", self.norm.k, self.kv_heads)):
                 apart = tuple(Source(f"{at}{name.format(i)}.weight", (d,)) for i in range(heads)) if "{}" in name else ()

@@ -165,10 +165,14 @@ class HeadNorm:
     """Layer normalisation without a bias, with a weight per head. Names with {} are those of one head's tensor."""
     shared: bool = False
     """With `mean`: all heads have one weight and one bias."""
+    apart: bool = False
+    """RMSNorm with a weight per head, in tensors [heads, values of a head] of exactly these names."""
 
     def __post_init__(self) -> None:
         if self.mean and (self.offset or self.after or self.whole or self.value or not self.weight):
             raise ValueError("HeadNorm: layer normalisation of heads has weights, before rotation, and no offset")
+        if self.apart and (self.mean or self.offset or self.after or self.whole or self.value or not self.weight):
+            raise ValueError("HeadNorm: weights per head are of RMSNorm, before rotation, and without an offset")
         if self.shared and not self.mean:
             raise ValueError("HeadNorm: shared is only for layer normalisation")
 
