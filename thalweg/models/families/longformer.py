@@ -29,7 +29,8 @@ def longformer(config: Config) -> ModelSpec:
 
 def widths(value: object, count: int) -> list[int]:
     """`attention_window`: tokens of each layer's window, both sides of a token together."""
-    windows = value if isinstance(value, list) else [value] * count
-    if len(windows) != count or not all(type(n) is int and n > 0 and n % 2 == 0 for n in windows):
+    each = value if isinstance(value, list) else [value] * count
+    windows = [n for n in each if type(n) is int and n > 0 and n % 2 == 0]
+    if len(each) != count or len(windows) != count:
         raise CheckpointError(f"config.json: attention_window: must be an even number, or {count} of them, one for each layer")
     return windows
