@@ -19,7 +19,7 @@ from thalweg.hal.device import Device, FileArray
 from thalweg.hal.ops.quantise import dequantise
 from thalweg.hal.weights import DENSE, ONCE, PER_GROUP, QTensor, WeightFormat
 from thalweg.models.decoder import Decoder
-from thalweg.models.merged_adapter import MergedAdapter
+from thalweg.models.merged_adapter import merge
 from thalweg.models.weights import ParamSpec, Role, Source, TensorView, Weight, walk
 from thalweg.quantization.format import CACHE, Format
 from thalweg.quantization.online import concat_rows, round_weight
@@ -41,7 +41,7 @@ class Files:
         self._checkpoint, self._device, self._size = checkpoint, device, model.mesh.tensor.size
         self._format = model.formats if isinstance(model.formats, Format) else None
         self._stored = _stored_names(checkpoint, model)
-        self._adapted = MergedAdapter(model.spec.adapter, self._stored, model.rename)
+        self._adapted = merge(model.spec.adapter, self._stored, model.rename)
         if self._format is not None and self._adapted.names:
             raise CheckpointError(f"{checkpoint.path}: this version adds adapters to dense matrices only")
         self._check(model)

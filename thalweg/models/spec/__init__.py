@@ -9,7 +9,7 @@ Names of tensors are those of the checkpoint: each part names its tensors, relat
 
 from __future__ import annotations
 
-from thalweg.models.spec.adapter import Adapter
+from thalweg.models.spec.adapter import Adapter, StackedAdapter
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.attention import Attention, RelativeBias, Rows
 from thalweg.models.spec.audio import AudioSpec, Conv
@@ -228,6 +228,7 @@ __all__ = [
     "SourceMLP",
     "SparseMLP",
     "SpeechEncoder",
+    "StackedAdapter",
     "StreamSkip",
     "Streams",
     "SummaryAttention",

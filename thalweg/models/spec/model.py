@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from thalweg.models.spec.adapter import Adapter
+from thalweg.models.spec.adapter import Adapter, StackedAdapter
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.audio import AudioSpec
 from thalweg.models.spec.block_transcriber import BlockTranscriberSpec
@@ -226,7 +226,7 @@ class ModelSpec:
     head_rows: int = 0
     """Rows of the output matrix, which only prompts contain the tokens behind; 0 = `vocab`."""
     names: Names = field(default_factory=Names)
-    adapter: Adapter | None = None
+    adapter: Adapter | StackedAdapter | None = None
     """The addition to its matrices."""
     overlays_added: bool = False
     """Vectors of a sequence are added to the embeddings of its tokens. False: they replace those of placeholders."""
@@ -443,7 +443,7 @@ class ModelSpec:
     def folders(self) -> tuple[str, ...]:
         """Subfolders of the model with further tensor files: FOLDER/NAME is the tensor NAME of such a file."""
         steps = () if self.pooling is None else self.pooling.dense
-        more = () if self.adapter is None else (self.adapter.folder,)
+        more = () if self.adapter is None or not self.adapter.folder else (self.adapter.folder,)
         return (*(each.folder for each in steps if each.folder), *more)
 
     def rename(self, name: str) -> str | None:
