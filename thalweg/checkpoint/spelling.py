@@ -184,6 +184,10 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "word_embed_proj_dim": 768, "max_position_embeddings": 2048,
     },
     ("blip-2", "t5"): {"vocab_size": 32_128},
+    ("blip", "blip_text_model"): {
+        "vocab_size": 30_524, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 8,
+        "max_position_embeddings": 512, "is_decoder": True,
+    },
     ("canary", "canary_decoder"): _CANARY,
     ("clip", "clip_text_model"): {
         "vocab_size": 49_408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8,
@@ -264,6 +268,8 @@ PAIR = "vision-encoder-decoder"
 """model_type of any image encoder and any decoder."""
 MOLMO_2 = "molmo2_text"
 """model_type of a decoder with more tokens in prompts than in its output."""
+BLIP_TEXT = "blip_text_model"
+"""model_type of a decoder whose texts end with `sep_token_id`, whatever `eos_token_id` is."""
 HEAD_ROWS = "head_rows"
 """Key: tokens of the output matrix, where the vocabulary has more."""
 RETRIEVER = "vlm_config"
@@ -328,6 +334,8 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return config
+    if kind == BLIP_TEXT:
+        config = {**config, "eos_token_id": config.get("sep_token_id", 102)}
     for theirs, common in NAMES.get(kind, {}).items():
         if theirs in config:
             config.setdefault(common, config[theirs])

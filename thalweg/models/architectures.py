@@ -52,6 +52,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "BlenderbotSmallForCausalLM": f"{_FAMILIES}.bart_decoder:blenderbot_small_decoder",
     "BlenderbotSmallForConditionalGeneration": f"{_FAMILIES}.bart:blenderbot_small",
     "Blip2ForConditionalGeneration": f"{_FAMILIES}.blip_2:blip_2",
+    "BlipForConditionalGeneration": f"{_FAMILIES}.blip:blip",
     "BloomForCausalLM": f"{_FAMILIES}.bloom:bloom",
     "CamembertForCausalLM": f"{_FAMILIES}.bert_decoder:roberta_lm",
     "CamembertForMaskedLM": f"{_FAMILIES}.roberta:roberta",

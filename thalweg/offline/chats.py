@@ -9,7 +9,6 @@ from typing import Any
 
 from thalweg.engine.client.chat_turns import ChatTurns
 from thalweg.engine.client.frontend import Frontend
-from thalweg.engine.client.media import MEDIA
 from thalweg.engine.client.pairs import join_messages
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.lora import LoRARequest
@@ -90,7 +89,7 @@ class ChatRenderer:
             kwargs=self.kwargs,
             expand=media.expand(items) if media is not None and items else None,
         )
-        return {**prompt, MEDIA: items} if items else prompt
+        return media.attach(prompt, items) if media is not None and items else prompt
 
 
 class ChatMethods(Batches):

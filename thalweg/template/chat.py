@@ -155,7 +155,7 @@ class Chat:
     ) -> tuple[str, list[Span]]:
         """The text to encode for a conversation, and its spans as in `render`."""
         text, data = self.render(messages, tools, **options)
-        _check_length(text, most_chars)
+        _check_length(text, most_chars, options.get("expand") is not None)
         return _end(text, data, last)
 
     def _encode(self, text: str, data: list[Span], add_special_tokens: bool) -> dict[str, Any]:
@@ -260,8 +260,9 @@ def _end(text: str, data: list[Span], last: int | None) -> tuple[str, list[Span]
     return (text[cut:], [(max(0, a - cut), b - cut) for a, b in data if b > cut]) if cut else (text, data)
 
 
-def _check_length(text: str, most_chars: float) -> None:
-    if not text:
+def _check_length(text: str, most_chars: float, items: bool) -> None:
+    """items: the prompt has media, which may add no text."""
+    if not text and not items:
         raise RequestError("messages: the chat template rendered an empty prompt", "messages")
     if len(text) > most_chars:  # no need to encode it to know
         raise RequestError(

@@ -324,7 +324,12 @@ class MediaPreprocessor:
         media = self.read(sources)
         text, _ = self._expand(media, text, [])
         bare = any(self._taken[item.kind].reader.bare for item in media)
-        return {**rest, "prompt": text, "prompt_token_ids": self._tokenizer.encode(text, not bare), MEDIA: media}
+        return self.attach({**rest, "prompt": text, "prompt_token_ids": self._tokenizer.encode(text, not bare)}, media)
+
+    def attach(self, prompt: Mapping[str, Any], items: Sequence[MediaItem]) -> dict[str, Any]:
+        """The prompt with its items, in ids with those that the tokenizer does not have."""
+        begins = [begin for item in items[:1] if (begin := self._taken[item.kind].reader.first_id) is not None]
+        return {**prompt, **({"prompt_token_ids": [*begins, *prompt["prompt_token_ids"]]} if begins else {}), MEDIA: items}
 
     async def prompt_async(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """`prompt`, off the event loop."""

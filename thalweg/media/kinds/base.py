@@ -93,6 +93,8 @@ class MediaReader(ABC):
     """All tokens of a prompt with an item attend to each other, and it has at most so many. 0: they do not."""
     bare: bool = False
     """The tokenizer adds no special tokens to a program's prompt with an item."""
+    first_id: int | None = None
+    """The first id of each prompt with an item, which the tokenizer does not have. None: it has all ids of prompts."""
     reads_text: bool = False
     """The encoder of an item reads the text of its prompt (`arrange`)."""
     source: bool = False

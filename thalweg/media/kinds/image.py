@@ -33,6 +33,7 @@ class ImageReader(MediaReader):
     def __init__(self, kind: str, processor: Processor, settings: MediaSettings) -> None:
         self._kind, self._processor, self._uncut, self.number = kind, processor, settings.uncut, processor.number
         self.prefix, self.source, self.bare = processor.prefix, processor.source, processor.bare
+        self.first_id = processor.first_id
         self.single, self.reads_text, self.numbered = processor.single, processor.reads_text, processor.numbered
         self._images = ImageLoader(processor, settings.kept_bytes, read_background(settings.decoding.get(kind, {})), READERS)
 

@@ -12,6 +12,7 @@ from thalweg.checkpoint.native_images import READS
 from thalweg.errors import ConfigError
 from thalweg.media.processors.aria import Aria, aria
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
+from thalweg.media.processors.blip import Blip, blip
 from thalweg.media.processors.blip_2 import Blip2, Blip2Source, blip_2
 from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
 from thalweg.media.processors.cosmos3 import Cosmos3Edge, cosmos3_edge
@@ -103,6 +104,7 @@ __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "Qwen
 
 Processor = (
     Aria
+    | Blip
     | Blip2
     | Blip2Source
     | Clip
@@ -180,6 +182,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "AyaVisionForConditionalGeneration": aya_vision,
     "BeeForConditionalGeneration": llava_onevision,
     "Blip2ForConditionalGeneration": blip_2,
+    "BlipForConditionalGeneration": blip,
     "CLIPModel": clip_vector,
     "Cohere2VisionForConditionalGeneration": cohere2_vision,
     "CohereCompassForConditionalGeneration": qwen3_vl,

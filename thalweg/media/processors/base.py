@@ -77,6 +77,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An image is the source of cross-attention, the only one of its prompt (`source_array`)."""
     bare: bool = False
     """The tokenizer adds no special tokens to a program's prompt."""
+    first_id: int | None = None
+    """As of `MediaReader`."""
     together: bool = False
     """The vectors of an image see each other, those behind too."""
     single: bool = False

@@ -1,4 +1,4 @@
-"""BLIP-2: a vision transformer, a Q-Former whose queries become the vectors of an image, OPT decoder or T5 (Li et al. 2023,
+"""BLIP-2: a vision transformer, a Q-Former with queries that become the vectors of an image, OPT decoder or T5 (Li et al. 2023,
 https://arxiv.org/abs/2301.12597)."""
 
 from __future__ import annotations

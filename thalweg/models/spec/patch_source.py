@@ -32,6 +32,11 @@ class PatchSource:
     outputs: int
     """Size of a vector."""
     root: str = "model.encoder."
+    patch: str = "patch_embeddings.projection"
+    """The convolution that embeds patches."""
+    places: str = "position_embeddings"
+    """The learned table of places."""
+    layer: str = "encoder.layer.{}."
 
     @property
     def columns(self) -> int:
@@ -50,12 +55,12 @@ class PatchSource:
 
     def weights(self, at: str) -> Weights:
         root, n = f"{self.root}embeddings.", self.hidden
-        patch = f"{root}patch_embeddings.projection"
+        patch = f"{root}{self.patch}"
         made: dict[str, Any] = {
             "patch": {"weight": convolution(patch, n, self.kernel), "bias": vector(f"{patch}.bias", n)},
-            "places": Weight((Source(f"{root}position_embeddings", (1, self.sources, n)),)),
+            "places": Weight((Source(f"{root}{self.places}", (1, self.sources, n)),)),
             "learned": {i: Weight((Source(f"{root}{name}", (1, 1, n)),)) for i, name in enumerate(self.learned)},
-            "layers": {i: each.weights(f"{self.root}encoder.layer.{i}.", n) for i, each in enumerate(self.layers)},
+            "layers": {i: each.weights(f"{self.root}{self.layer.format(i)}", n) for i, each in enumerate(self.layers)},
             "norm": self.norm.weights(self.root),
         }
         if self.projector:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from thalweg.engine.client.media import MEDIA
 from thalweg.engine.client.pairs import ScoredItem, join_messages
 from thalweg.errors import ConfigError
 from thalweg.media.kinds import load_kinds, name_kinds
@@ -74,7 +73,7 @@ class Conversation:
             last=None if keep is None else last_chars(keep, tokenizer.max_token_chars),
             expand=expand,
         )
-        return {**prompt, MEDIA: items} if items else prompt
+        return media.attach(prompt, items) if media is not None and items else prompt
 
     async def item_prompt(self, item: ScoredItem) -> dict[str, Any]:
         """The rendered message of a user with these texts and media, for a model that gives vectors."""
@@ -94,7 +93,7 @@ class Conversation:
             kwargs=self.serving.settings.default_chat_template_kwargs or {},
             expand=media.expand(items) if media is not None and items else None,
         )  # fmt: skip
-        return {**prompt, MEDIA: items} if items else prompt
+        return media.attach(prompt, items) if media is not None and items else prompt
 
     def _missing_template(self, chat: Chat) -> ApiError:
         pools = self.serving.engine.config.model.pooling is not None
