@@ -9,6 +9,7 @@ from typing import Any
 
 from thalweg.engine.client.chat_turns import ChatTurns
 from thalweg.engine.client.frontend import Frontend
+from thalweg.engine.client.media import MEDIA
 from thalweg.engine.client.pairs import join_messages
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.lora import LoRARequest

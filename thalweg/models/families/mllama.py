@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision (Mllama): a Llama decoder, some of whose layers are gated cross-attention to the tiles of an image."""
+"""Llama 3.2 Vision (Mllama): a Llama decoder with gated cross-attention in some layers, to the tiles of an image."""
 
 from __future__ import annotations
 

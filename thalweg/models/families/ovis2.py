@@ -1,4 +1,4 @@
-"""Ovis 2: an encoder of square tiles, whose vectors become probabilities over a visual vocabulary, and its embeddings, for a
+"""Ovis 2: an encoder of square tiles with vectors that become probabilities over a visual vocabulary, and its embeddings, for a
 Qwen 2 decoder."""
 
 from __future__ import annotations
