@@ -79,6 +79,14 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
         },
     ),
     "m2m-100": (transformers.M2M100Config, BART),
+    **{
+        name: (
+            kind,
+            {**{k: v for k, v in BART.items() if k != "d_model"}, "hidden_size": 48, "pad_token_id": 1, "t2u_encoder_layers": 1,
+             "t2u_decoder_layers": 1, "speech_encoder_layers": 1},
+        )
+        for name, kind in (("seamless", transformers.SeamlessM4TConfig), ("seamless-v2", transformers.SeamlessM4Tv2Config))
+    },
     "t5": (transformers.T5Config, T5),
     "flan-t5": (transformers.T5Config, T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "longt5-local": (
@@ -111,7 +119,12 @@ def make_model(name: str, directory: Path, **generation: Any) -> Path:
                     p.copy_(positions[n])
                 elif "relative_attention_bias" in n:
                     p.normal_(0, 2)
-                elif "encoder_attn.out_proj.weight" in n or "EncDecAttention.o.weight" in n or "post_cross_attn" in n:
+                elif (
+                    "encoder_attn.out_proj.weight" in n
+                    or "EncDecAttention.o.weight" in n
+                    or "post_cross_attn" in n
+                    or "cross_attention.out" in n
+                ):
                     p.mul_(3)  # sources must matter
             if hasattr(model, "final_logits_bias"):
                 model.final_logits_bias.normal_(0, 0.3)

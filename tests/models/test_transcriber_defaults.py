@@ -16,6 +16,7 @@ KINDS = {
     **{f"{name}ForCTC": f"{name}Config" for name in ("Wav2Vec2", "Hubert", "WavLM", "UniSpeech", "UniSpeechSat")},
     "Nemotron3_5AsrForRNNT": "Nemotron3_5AsrConfig", "NemotronAsrStreamingForRNNT": "NemotronAsrStreamingConfig",
     "MoonshineStreamingForConditionalGeneration": "MoonshineStreamingConfig",
+    **{f"SeamlessM4T{v}For{task}": f"SeamlessM4T{v}Config" for v in ("", "v2") for task in ("SpeechToText", "TextToText")},
     "Data2VecAudioForCTC": "Data2VecAudioConfig", "Speech2TextForConditionalGeneration": "Speech2TextConfig",
 }  # fmt: skip
 

@@ -105,6 +105,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("longt5", "mt5", "switch_transformers", "t5", "umt5"), _T5),
     **dict.fromkeys(
         ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "mvp", "pegasus", "pegasus_x", "plbart",
+         "seamless_m4t", "seamless_m4t_v2",
          "trocr", "bigbird_pegasus"), _BART
     ),
 }  # fmt: skip
@@ -118,6 +119,13 @@ _CANARY = {
 }  # fmt: skip
 _WAV2VEC = {
     "vocab_size": 32, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "max_position_embeddings": 1,
+}  # fmt: skip
+_SEAMLESS = {
+    "vocab_size": 256_102, "hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24,
+    "max_position_embeddings": 4096, "speech_encoder_layers": 24, "speech_encoder_attention_heads": 16,
+    "speech_encoder_intermediate_size": 4096,
+    **{f"{side}_{key}": n for side in ("encoder", "decoder") for key, n in
+       (("layers", 24), ("ffn_dim", 8192), ("attention_heads", 16))},
 }  # fmt: skip
 _W2V_BERT = {
     "vocab_size": 32, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
@@ -147,6 +155,8 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 32_768, "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 6, "num_attention_heads": 8,
         "max_position_embeddings": 4096,
     },
+    "seamless_m4t": {**_SEAMLESS, "max_position_embeddings": 1024},
+    "seamless_m4t_v2": _SEAMLESS,
     "speech_to_text": {
         "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embeddings": 1024,
         "encoder_layers": 12, "encoder_attention_heads": 4, "encoder_ffn_dim": 2048, "decoder_layers": 6,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from thalweg.media.audio_processors.kaldi import kaldi_spectrum
+from thalweg.media.audio_processors.kaldi import PAIR, kaldi_spectrum, pair_spectra
 from thalweg.media.audio_processors.parakeet import EMPHASIS, parakeet_spectrum
 from thalweg.media.mel import HOP, RATE, log_mel
 
@@ -42,6 +42,11 @@ def _normed_fbank(wave: np.ndarray, bins: int, frames: int) -> np.ndarray:
     return _count((logs / np.where(spread > 0, spread, 1)).T, frames)
 
 
+def _pair_spectra(wave: np.ndarray, bins: int, frames: int) -> np.ndarray:
+    """bins: of both spectra of a frame."""
+    return _count(pair_spectra(_lengthen(wave), bins // PAIR), frames // PAIR)
+
+
 def _lengthen(wave: np.ndarray) -> np.ndarray:
     return np.pad(wave, (0, max(0, LEAST - wave.size)))
 
@@ -59,4 +64,5 @@ EXTRACTORS: Mapping[str, Extractor] = {
     "canary": _parakeet,
     "cohere": _parakeet,
     "speech2text": _normed_fbank,
+    "seamless": _pair_spectra,
 }

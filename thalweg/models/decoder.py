@@ -42,6 +42,7 @@ from thalweg.models.layers.hyper import HyperStreams
 from thalweg.models.layers.memory import MemoryStreams
 from thalweg.models.layers.norm import build_norm
 from thalweg.models.layers.perlayer import LayerInputs
+from thalweg.models.layers.pooled_source import PooledSource
 from thalweg.models.layers.recurrent import Replay
 from thalweg.models.layers.residual_blocks import ResidualBlocks
 from thalweg.models.layers.rotary import ScaledFrequencies, cos_sin_table
@@ -153,6 +154,7 @@ SPEECH: Mapping[type, Callable[..., Any]] = {
     spec.ConformerSource: ConformerSource,
     spec.FrameSource: FrameSource,
     spec.GatedSource: GatedSource,
+    spec.PooledSource: PooledSource,
 }
 """The same of speech encoders, which cross-attention reads."""
 SOURCES: Mapping[type, Callable[..., Any]] = {

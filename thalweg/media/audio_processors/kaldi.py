@@ -37,10 +37,15 @@ class PairAudio(ClipAudio, frozen=True, kw_only=True):
     def mel(self, sound: np.ndarray) -> np.ndarray:
         """f32[samples] at RATE -> f32[2 * bins, frames]. Each frequency has mean 0 and variance 1 over the clip. A last
         spectrum without a second one is left out."""
-        logs = kaldi_spectrum(sound, self.bins)
-        logs = (logs - logs.mean(0)) / np.sqrt(logs.var(0, ddof=1) + TINY)
-        count = len(logs) // PAIR
-        return np.ascontiguousarray(logs[: count * PAIR].reshape(count, -1).T, F32)
+        return pair_spectra(sound, self.bins)
+
+
+def pair_spectra(sound: np.ndarray, bins: int) -> np.ndarray:
+    """f32[samples] at RATE -> f32[2 * bins, frames], as of `PairAudio.mel`."""
+    logs = kaldi_spectrum(sound, bins)
+    logs = (logs - logs.mean(0)) / np.sqrt(logs.var(0, ddof=1) + TINY)
+    count = len(logs) // PAIR
+    return np.ascontiguousarray(logs[: count * PAIR].reshape(count, -1).T, F32)
 
 
 def kaldi_spectrum(sound: np.ndarray, bins: int) -> np.ndarray:

@@ -81,7 +81,7 @@ def _encoder(config: Config, width: int) -> FrameSource:
 
 def _frame(milliseconds: Any) -> int:
     """Samples."""
-    if type(milliseconds) not in (int, float) or not 0.1 <= milliseconds <= 1000:
+    if not isinstance(milliseconds, int | float) or isinstance(milliseconds, bool) or not 0.1 <= milliseconds <= 1000:
         raise CheckpointError(
             f"config.json: encoder_config: frame_ms: must be a number from 0.1 to 1000, not {milliseconds!r:.40}"
         )

@@ -77,6 +77,7 @@ from thalweg.models.spec.perceiver import PerceiverSpec
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
 from thalweg.models.spec.pooled_index import IndexPooling, PooledIndexer
 from thalweg.models.spec.pooled_keys import PooledKeys, PooledSparseAttention
+from thalweg.models.spec.pooled_source import PooledSource
 from thalweg.models.spec.pooling_adapter import PoolingAdapter
 from thalweg.models.spec.qformer import QFormerSpec
 from thalweg.models.spec.query_image import QueryImageSpec
@@ -204,6 +205,7 @@ __all__ = [
     "PlaceConvolution",
     "PooledIndexer",
     "PooledKeys",
+    "PooledSource",
     "PooledSparseAttention",
     "PoolingAdapter",
     "PositionText",

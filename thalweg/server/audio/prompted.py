@@ -1,4 +1,4 @@
-"""Transcripts of models whose prompt names the language of the audio and of the text: Canary and Cohere Transcribe."""
+"""Transcripts of models whose prompt names languages: Canary, Cohere Transcribe and SeamlessM4T."""
 
 from __future__ import annotations
 
@@ -30,12 +30,29 @@ CANARY_LANGUAGES = ("bg", "cs", "da", "de", "el", "en", "es", "et", "fi", "fr", 
 COHERE_LANGUAGES = ("ar", "de", "el", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "vi", "zh")
 
 
+SEAMLESS_LANGUAGES = {
+    "af": "afr", "am": "amh", "ar": "arb", "as": "asm", "az": "azj", "be": "bel", "bg": "bul", "bn": "ben", "bs": "bos",
+    "ca": "cat", "cs": "ces", "cy": "cym", "da": "dan", "de": "deu", "el": "ell", "en": "eng", "es": "spa", "et": "est",
+    "eu": "eus", "fa": "pes", "fi": "fin", "fr": "fra", "ga": "gle", "gl": "glg", "gu": "guj", "he": "heb", "hi": "hin",
+    "hr": "hrv", "hu": "hun", "hy": "hye", "id": "ind", "ig": "ibo", "is": "isl", "it": "ita", "ja": "jpn", "jv": "jav",
+    "ka": "kat", "kk": "kaz", "km": "khm", "kn": "kan", "ko": "kor", "ky": "kir", "lg": "lug", "lo": "lao", "lt": "lit",
+    "lv": "lvs", "mk": "mkd", "ml": "mal", "mn": "khk", "mr": "mar", "ms": "zlm", "mt": "mlt", "my": "mya", "ne": "npi",
+    "nl": "nld", "nn": "nno", "no": "nob", "ny": "nya", "or": "ory", "pa": "pan", "pl": "pol", "ps": "pbt", "pt": "por",
+    "ro": "ron", "ru": "rus", "sd": "snd", "sk": "slk", "sl": "slv", "sn": "sna", "so": "som", "sr": "srp", "sv": "swe",
+    "sw": "swh", "ta": "tam", "te": "tel", "tg": "tgk", "th": "tha", "tl": "tgl", "tr": "tur", "uk": "ukr", "ur": "urd",
+    "uz": "uzn", "vi": "vie", "yo": "yor", "yue": "yue", "zh": "cmn", "zu": "zul",
+}  # fmt: skip
+"""Codes of two letters, and the codes of the model."""
+
+
 class PromptForm(msgspec.Struct, frozen=True, kw_only=True):
     """The prompts of one family."""
 
     tokens: tuple[str, ...]
     languages: frozenset[str]
     translates: bool
+    codes: Mapping[str, str] = {}
+    """Of languages in tokens, where they differ."""
 
 
 FORMS: Mapping[str, PromptForm] = {
@@ -46,6 +63,9 @@ FORMS: Mapping[str, PromptForm] = {
     "cohere": PromptForm(
         tokens=("▁", *TOKENS), translates=False,
         languages=frozenset(COHERE_LANGUAGES),
+    ),
+    "seamless": PromptForm(
+        tokens=("</s>", "__{target}__"), translates=True, languages=frozenset(SEAMLESS_LANGUAGES), codes=SEAMLESS_LANGUAGES,
     ),
 }  # fmt: skip
 """`SpeechConfig.form` -> its prompts."""
@@ -73,7 +93,8 @@ class PromptedRecognizer(Recognizer):
         source = read_language(request.language or DEFAULT, self._form.languages)
         target = "en" if task == "translate" else source
         ids = []
-        for name in (each.format(source=source, target=target) for each in self._form.tokens):
+        codes = {"source": self._form.codes.get(source, source), "target": self._form.codes.get(target, target)}
+        for name in (each.format(**codes) for each in self._form.tokens):
             found = self.tokenizer.id_of(name)
             if found is None:
                 raise ApiError(f"model: its tokenizer has no {name}, so it writes no such transcripts here", "model")
