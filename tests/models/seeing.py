@@ -477,6 +477,10 @@ def written(name: str, image: Any) -> str:
     return text.replace("<|patch|>", family.token).replace("<IMG_ATOM>", family.token)
 
 
+ORDERED = ("HunYuanVLImageProcessorPil", "HYV4VLImageProcessorPil", "Kimi_K25ImageProcessor")
+"""They give patches, in our order."""
+
+
 def same_pixels(name: str, prepared: PatchInputs, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
     """Patches [T, width] of ours and of transformers' pixel values, in one order."""
     pixels, ours, family = np.asarray(theirs["pixel_values"]), prepared.value, FAMILIES[name]
@@ -490,7 +494,7 @@ def same_pixels(name: str, prepared: PatchInputs, theirs: Any) -> tuple[np.ndarr
         return ours, pixels[np.asarray(theirs["pixel_attention_mask"]) > 0]
     if "image_position_ids" in theirs:  # values from 0 to 1, and patches that are not there
         return ours, 2 * (pixels[0, : len(ours)] - 0.5)
-    if family.processor in ("Kimi_K25ImageProcessor", "HYV4VLImageProcessorPil"):  # patches already, in our order
+    if family.processor in ORDERED:
         return ours, pixels.reshape(len(ours), -1)
     if "tilings" in theirs:
         return ours, cut_patches(pixels, 4)

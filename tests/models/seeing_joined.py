@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 from joined_parts import MergedQwen, normed_qwen, with_encoder
-from seeing_parts import IDS, MROPE, QWEN, Seeing, config
+from seeing_parts import IDS, MROPE, QWEN, TEXT, Seeing, config
 
 BOTH = "HyperCLOVAXVisionV2Config"
 """Of any encoder and any decoder."""
@@ -32,7 +32,42 @@ def published(name: str, kind: str, text: str = "text_config", **more: Any) -> C
     }  # fmt: skip
 
 
+def hunyuan_ocr(said: dict[str, Any]) -> dict[str, Any]:
+    """config.json of HunyuanOCR: keys of the text part outside, the older names of rotary settings."""
+    text = dict(said["text_config"])
+    rope = text.pop("rope_parameters")
+    return {
+        **text, "architectures": ["HunYuanVLForConditionalGeneration"], "model_type": "hunyuan_vl", "rope_theta": 1e4,
+        "attention_head_dim": text.pop("head_dim"), "image_token_id": said["image_token_id"], "tie_word_embeddings": True,
+        "vision_config": said["vision_config"],
+        "rope_scaling": {
+            "alpha": rope["alpha"], "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "type": "xdrope", "xdrope_section": rope["mrope_section"],
+        },
+    }  # fmt: skip
+
+
 JOINED: dict[str, Seeing] = {
+    **{
+        name: Seeing(
+            lambda sections=sections: transformers.HunYuanVLConfig(
+                text_config={
+                    **TEXT, "rope_parameters": {
+                        "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0, "mrope_section": sections
+                    },
+                },
+                vision_config={
+                    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+                    "patch_size": 4, "max_image_size": 24,
+                },
+                image_token_id=IDS[PAD], tie_word_embeddings=True,
+            ),
+            PAD, MARKER, "HunYuanVLImageProcessorPil",
+            {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}, GRID, writer="HunYuanVLProcessor",
+            holds={"cat_extra_token": True}, published=hunyuan_ocr,
+        )
+        for name, sections in (("hunyuan-vl", [2, 2, 2, 2]), ("hunyuan-vl-odd", [1, 3, 2, 2]), ("hunyuan-vl-3", [3, 3, 2]))
+    },
     "hyperclovax-vision": Seeing(
         config(
             BOTH,

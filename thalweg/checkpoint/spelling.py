@@ -55,6 +55,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
     "baichuan": {"model_max_length": "max_position_embeddings"},
     "exaone": {"num_layers": "num_hidden_layers"},
+    **{key: {"attention_head_dim": "head_dim"} for key in ("hunyuan_vl", "hunyuan_vl_text")},
     "kosmos_2_text_model": {
         "embed_dim": "hidden_size", "layers": "num_hidden_layers", "attention_heads": "num_attention_heads",
     },

@@ -47,7 +47,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     the placeholders."""
     prefix_digest: bytes = b""
     """With `prefix`: identifies all that these tokens depend on. It salts their cached blocks instead of `digest`."""
-    axes: np.ndarray | None = None  # i32[lead + last - first + 1 + tail, 3]
+    axes: np.ndarray | None = None  # i32[lead + last - first + 1 + tail, axes]
     """Positions of these tokens along several axes, relative to that of the first, as text. None: consecutive, as text."""
     lead: int = 0
     """With `axes`: tokens before the first placeholder that have such positions, too."""

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from thalweg.media.processors.base import ImageProcessor
     from thalweg.media.processors.deepseek_vl2 import DeepseekVl2
     from thalweg.media.processors.gemma4 import Gemma4
-    from thalweg.media.processors.hunyuan import Hy4
     from thalweg.media.processors.idefics2 import Idefics2
     from thalweg.media.processors.kimi import Kimi
     from thalweg.media.processors.lfm3_vl import Lfm3
@@ -178,19 +177,6 @@ def pooled_windows(p: Molmo2, views: Sequence[np.ndarray], grids: Sequence[np.nd
         windows=sizes,
     )  # fmt: skip
     made.vectors = len(sizes)
-    return made
-
-
-def stretch_rows(p: Hy4, view: np.ndarray) -> PatchInputs:
-    """A table of places after its first, stretched over the patches, and a learned vector behind each row of merged ones."""
-    rows, columns = (edge // p.patch for edge in view.shape[:2])
-    order = merge_order(rows, columns, p.merge)
-    place, share = spread(np.arange(rows * columns, dtype=I32), rows, columns, p.side, False, longer=0.1)
-    made = PatchInputs(cut(normalize(view, p), p.patch), [rows * columns], order, place + I32(1), share)
-    merged = order.size // p.merge**2
-    mix = np.full((rows // p.merge, columns // p.merge + 1), merged, I32)
-    mix[:, :-1] = np.arange(merged, dtype=I32).reshape(mix.shape[0], -1)
-    made.mix = mix.reshape(-1, 1)
     return made
 
 

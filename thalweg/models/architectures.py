@@ -204,6 +204,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "HubertForCTC": f"{_FAMILIES}.wav2vec:hubert",
     "HunYuanDenseV1ForCausalLM": f"{_FAMILIES}.hunyuan:hunyuan",
     "HunYuanMoEV1ForCausalLM": f"{_FAMILIES}.hunyuan:hunyuan_moe",
+    "HunYuanVLForConditionalGeneration": f"{_FAMILIES}.hunyuan_vl:hunyuan_vl",
     "HyperCLOVAXForCausalLM": f"{_FAMILIES}.granite:hyperclovax",
     "HYV4ForCausalLM": f"{_FAMILIES}.hy_v4:hy_v4",
     "HYV4VLForConditionalGeneration": f"{_FAMILIES}.hy_v4:hy_v4_vl",

@@ -237,7 +237,9 @@ class Decoder:
         if self._embed is not None:
             self.specs["embed"] = self._embed.specs
         if any(rope.sections for rope in ropes):
-            self.specs["axes"] = {i: _axes_spec(rope) for i, rope in enumerate(ropes)}
+            self.specs["axes"] = {i: _axes_spec(rope.axes or (0,) * (rope.dim // 2)) for i, rope in enumerate(ropes)}
+            self.specs["second_axes"] = {i: _axes_spec(rope.second) for i, rope in enumerate(ropes) if rope.second}
+        self._axis_count = max([3, *(1 + axis for rope in ropes for axis in (*rope.axes, *rope.second))])
         if self._learned:
             self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
         self.specs |= {key: part.specs for key, part in ends.items()}
@@ -375,10 +377,13 @@ class Decoder:
         if "axes" not in params:
             return
         axes, at = flow.batch.get(Axes), flow.batch.positions
-        flow.axes = AxisTables(at, None if axes is None else axes.shift, self.max_len - 1, flow.tables, params["axes"])
+        flow.axes = AxisTables(
+            at, None if axes is None else axes.shift, self.max_len - 1, flow.tables, params["axes"], self._axis_count
+        )
         if axes is None:
             return
         flow.rows, where = (torch.ones_like(at).cumsum(0) - 1).to(torch.int32), flow.axes.at
+        flow.second = {i: flow.axes.read(i, where, columns) for i, columns in params.get("second_axes", {}).items()}
         flow.tables = {i: flow.axes.rows(i, where) for i in flow.tables}
 
     def _embed_tokens(
@@ -510,9 +515,8 @@ def _table(ropes: Sequence[spec.Rope], mixer: spec.Mixer) -> int:
     return -1 if mixer.rope is None else ropes.index(mixer.rope)
 
 
-def _axes_spec(rope: spec.Rope) -> ParamSpec:
-    """i64[1, 1, rotary_dim]: the axis by which each column of the table is read."""
-    axes = rope.axes or (0,) * (rope.dim // 2)
+def _axes_spec(axes: Sequence[int]) -> ParamSpec:
+    """i64[1, 1, rotary_dim]: the axis by which each column of the table is read. axes: of each frequency."""
     return ParamSpec(Weight(()), "int64", make=partial(torch.tensor, [[[*axes, *axes]]]))
 
 

@@ -48,6 +48,8 @@ class Flow:
     """[T, layers, n]: per-layer inputs, in models with them."""
     keys: dict[int, KeysValues] = field(default_factory=dict)
     """Keys and values of layers whose caches later layers read, by the index of their cache."""
+    second: Mapping[int, Any] = field(default_factory=dict)
+    """Of steps with several position axes: `tables` for the second half of each head, where it differs (`Rope.second`)."""
     rows: Array | None = None
     """i32[T], of steps with several position axes: the row of each token in the tables, which then have one per token.
     None: a token's row is its position."""
@@ -104,24 +106,30 @@ class AxisTables:
     positions: Array
     """i32[T], in the sequence."""
     shift: Array | None
-    """i32[T, 3]: added to them for each axis. None: nothing."""
+    """i32[T, axes]: added to them for each axis. None: nothing."""
     most: int
     """The largest position."""
     tables: Mapping[int, Any]
     """f32[positions, rotary_dim], in the order of `ModelSpec.ropes`."""
     columns: Mapping[int, Any]
     """i64[1, 1, rotary_dim]: the axis by which each column is read."""
+    count: int = 3
+    """Axes."""
 
     @property
     def at(self) -> Array:
-        """i64[T, 3]: the position of each token along each axis."""
+        """i64[T, axes]: the position of each token along each axis."""
         each = self.positions.unsqueeze(1)
-        at = each.expand(-1, 3) if self.shift is None else each + self.shift
+        at = each.expand(-1, self.count) if self.shift is None else each + self.shift
         return at.clamp(0, self.most).long()
 
     def rows(self, table: int, at: Array) -> Array:
-        """f32[N, rotary_dim] for positions i64[N, 3]."""
-        return self.tables[table][at].gather(1, self.columns[table].expand(at.shape[0], 1, -1)).squeeze(1)
+        """f32[N, rotary_dim] for positions i64[N, axes]."""
+        return self.read(table, at, self.columns[table])
+
+    def read(self, table: int, at: Array, columns: Array) -> Array:
+        """The same by other columns."""
+        return self.tables[table][at].gather(1, columns.expand(at.shape[0], 1, -1)).squeeze(1)
 
 
 @dataclass(frozen=True, slots=True)

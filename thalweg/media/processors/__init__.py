@@ -26,7 +26,7 @@ from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.glm5_next import Glm5Next, glm5_next
 from thalweg.media.processors.granite_docling import GraniteDocling, granite_docling
-from thalweg.media.processors.hunyuan import Hy4, hy_v4_vl
+from thalweg.media.processors.hunyuan import HunYuanVL, Hy4, hunyuan_vl, hy_v4_vl
 from thalweg.media.processors.idefics2 import Idefics2, idefics2
 from thalweg.media.processors.idefics3 import Idefics3, ModernVBert, colmodernvbert, idefics3
 from thalweg.media.processors.instructblip import InstructBlip, InstructBlipSource, instructblip, read_files
@@ -122,6 +122,7 @@ Processor = (
     | Glm5Next
     | GotOcr
     | GraniteDocling
+    | HunYuanVL
     | Hy4
     | Idefics2
     | Idefics3
@@ -217,6 +218,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "GraniteDoclingForConditionalGeneration": granite_docling,
     "HCXVisionV2ForCausalLM": hyperclovax_vision,
     "HYV4VLForConditionalGeneration": hy_v4_vl,
+    "HunYuanVLForConditionalGeneration": hunyuan_vl,
     "HyperCLOVAXVisionV2ForConditionalGeneration": hyperclovax_vision,
     "Idefics2ForConditionalGeneration": idefics2,
     "Idefics3ForConditionalGeneration": idefics3,

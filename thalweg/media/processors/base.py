@@ -45,7 +45,7 @@ class Frame(msgspec.Struct, frozen=True):
     tail: int
     """Tokens behind the last one."""
     axes: np.ndarray
-    """i32[tokens, 3], relative to where the first token would be as text."""
+    """i32[tokens, axes], relative to where the first token would be as text."""
     extent: int
     """How far the text behind lies from there."""
 

@@ -255,8 +255,7 @@ class AttentionOps:
         if not self._after:
             q, k = self._normalize_qk(p, q, k, weight)
         if self._rope is not None:
-            rows = flow.batch.positions if flow.rows is None else flow.rows
-            q, k = self._rope(q, k, rows, flow.tables[at.table])
+            q, k = self._rotate(q, k, flow, at)
         if self._after:
             q, k = self._normalize_qk(p, q, k, weight)
         q, k, v = _scale_qkv(self._scales, q, k, v)
@@ -270,6 +269,17 @@ class AttentionOps:
             out, cache = self._backend.attend(q, k, v, cache, flow.batch, at.group, self._spec, p.get("sinks"))
         flow.caches[at.layer] = cache
         return out if self._scales is None else out * self._scales.value
+
+    def _rotate(self, q: Array, k: Array, flow: Flow, at: MixerRef) -> tuple[Array, Array]:
+        assert self._rope is not None
+        rows = flow.batch.positions if flow.rows is None else flow.rows
+        first: tuple[Array, Array] = self._rope(q, k, rows, flow.tables[at.table])
+        if at.table not in flow.second:
+            return first
+        half = self._spec.head_dim // 2
+        both = zip(first, self._rope(q, k, rows, flow.second[at.table]), strict=True)
+        q, k = (torch.cat([a[..., :half], b[..., half:]], -1) for a, b in both)
+        return q, k
 
     def _normalize_qk(self, p: Mapping[str, Any], q: Array, k: Array, weight: Array | None) -> tuple[Array, Array]:
         """weight: of k's norm; None: neither has one."""

@@ -62,6 +62,9 @@ class Rope:
     """The axes take turns among the frequencies, as far as each has some left. Else each has its own stretch."""
     order: tuple[int, ...] = ()
     """The axis of each frequency, if neither holds."""
+    second: tuple[int, ...] = ()
+    """The same for the second half of a head's values, if it differs: the halves then turn by different angles. Requires
+    `order`."""
 
     @property
     def axes(self) -> tuple[int, ...]:

@@ -99,10 +99,14 @@ class ProjectorSpec:
     """rows: vectors are concatenated. channels: each channel of all vectors, then the next. mean: their mean."""
     learned: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """(name, stored shape) of learned vectors behind the concatenated ones, which pass through the layers too."""
+    entries: tuple[int, ...] = ()
+    """Of each of these: the number of layers behind which it stands there, ascending; () = none."""
     before: AnyNorm | None = None
     """Of each vector."""
     after: tuple[AnyNorm, ...] = ()
     """Of the concatenated vectors, in turn."""
+    leave: AnyNorm | None = None
+    """Of the result."""
 
     def weights(self) -> Weights:
         made: dict[str, Any] = {
@@ -116,6 +120,8 @@ class ProjectorSpec:
             made["before"] = self.before.weights(self.root)
         if self.after:
             made["after"] = {i: norm.weights(self.root) for i, norm in enumerate(self.after)}
+        if self.leave is not None:
+            made["leave"] = self.leave.weights(self.root)
         return made
 
 

@@ -53,11 +53,15 @@ class Projector:
         self.specs["steps"] |= {
             i: {**self._steps[i].specs, "norm": norm.specs} for i, norm in enumerate(self._norms) if norm is not None
         }
+        self._entries = s.entries or (0,) * len(s.learned)
+        self._leave = None if s.leave is None else build_norm(ctx, s.leave, weights["leave"])
         self._learned = range(len(s.learned))
         if s.learned:
             self.specs["learned"] = {i: ParamSpec(weights["learned"][i], ctx.dtype) for i in self._learned}
         if self._before is not None:
             self.specs["before"] = self._before.specs
+        if self._leave is not None:
+            self.specs["leave"] = self._leave.specs
         if self._after:
             self.specs["after"] = {i: norm.specs for i, norm in enumerate(self._after)}
 
@@ -74,8 +78,7 @@ class Projector:
             x = self._before(p["before"], x)
         if self._group > 1:
             x = self._join_vectors(x, self._group // self._parts)
-        if self._learned:
-            x = torch.cat([x, *(p["learned"][i].view(1, -1) for i in self._learned)])
+        x = self._join_learned(p, x, 0)
         for i, norm in enumerate(self._after):  # kernels of norms require the model's dtype
             x = norm(p.get("after", {}).get(i), x if isinstance(norm, ScaleLayer) else x.to(self._dtype))
         x = x.to(self._dtype) if spin is None or not spin.shape[1] else _spun(x, spin).to(self._dtype)
@@ -87,7 +90,13 @@ class Projector:
                 if there is not None:
                     x = x * there.view(len(x), -1).amax(1, keepdim=True)
                 x = self._join_vectors(x, self._parts)
-        return x
+            x = self._join_learned(p, x, i + 1)
+        return x if self._leave is None else self._leave(p["leave"], x.to(self._dtype))
+
+    def _join_learned(self, p: Mapping[str, Any], x: Array, at: int) -> Array:
+        """With the learned vectors that enter behind so many layers."""
+        found = [p["learned"][i].view(1, -1) for i in self._learned if self._entries[i] == at]
+        return torch.cat([x, *found]) if found else x
 
     def _join_vectors(self, x: Array, count: int) -> Array:
         """[N * count, size] -> [N, count * size], or [N, size] of means."""

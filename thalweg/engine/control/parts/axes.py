@@ -27,7 +27,8 @@ class AxesBuilder(Builder):
 
     def build(self, work: StepRows) -> tuple[Axes | None, int]:
         """After the prompt the shift stays the same, however far a sequence goes."""
-        shift = np.zeros((int(work.query.sum()), 3), np.int32)
+        axes = max((prompt.shape[1] for prompt, _ in self._shifts.values()), default=3)  # of one model all have as many
+        shift = np.zeros((int(work.query.sum()), axes), np.int32)
         settled = True
         for row, request in work.rows(self.flag):
             prompt, after = self._shifts[request.slot]
@@ -40,9 +41,10 @@ class AxesBuilder(Builder):
 
 
 def compute_shifts(request: Request) -> tuple[np.ndarray, int]:
-    """(i32[prompt, 3], shift): the offset added to the position of each prompt token along each axis, and to that of every
+    """(i32[prompt, axes], shift): the offset added to the position of each prompt token along each axis, and to that of every
     later token. The tokens after an input continue at `Input.extent` past its first one. No position is negative."""
-    shift, less = np.zeros((request.prompt_len, 3), np.int32), 0
+    axes = next((item.axes.shape[1] for item in request.inputs if item.axes is not None), 3)
+    shift, less = np.zeros((request.prompt_len, axes), np.int32), 0
     for item in request.inputs:
         if item.axes is None:
             continue
