@@ -49,6 +49,10 @@ _LING: dict[str, Any] = {
 }  # fmt: skip
 _HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "phi4flash": (
+        "Phi4FlashForCausalLM",
+        {**_without(_GROUPED, "rope_theta"), "num_hidden_layers": 4, "mb_per_layer": 2, "sliding_window": 512},
+    ),
     "plamo2": (
         "Plamo2ForCausalLM",
         {**_without(_GROUPED, "hidden_act", "rope_theta"), "hidden_size_per_head": 128, "mamba_num_heads": 32,

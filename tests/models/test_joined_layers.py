@@ -20,7 +20,7 @@ from thalweg.hal.platform import Place
 PROMPTS = ([5, 9, 2, 7, 7, 1, 30, 4, 8, 11, 3], [3, 1, 4])
 FAMILIES = {
     "llama": (True, True), "gemma2": (True, True), "qwen2": (True, True), "cohere": (False, True), "granite": (True, True),
-    "qwen3-moe": (True, True), "bloom": (False, False),
+    "qwen3-moe": (True, True), "bloom": (False, False), "diffllama": (True, True),
 }  # fmt: skip
 """Family -> has it norms, and gates, that only one product reads? A parallel layer's norm has two readers."""
 

@@ -377,6 +377,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "PerceptionLMForConditionalGeneration": f"{_FAMILIES}.perception_lm:perception_lm",
     "PersimmonForCausalLM": f"{_FAMILIES}.persimmon:persimmon",
     "Phi3ForCausalLM": f"{_FAMILIES}.phi3:phi3",
+    "Phi4FlashForCausalLM": f"{_FAMILIES}.phi4_flash:phi4_flash",
     "Phi4MMForCausalLM": f"{_FAMILIES}.phi4_multimodal:phi4mm",
     "Phi4MultimodalForCausalLM": f"{_FAMILIES}.phi4_multimodal:phi4_multimodal",
     "PhiForCausalLM": f"{_FAMILIES}.phi:phi",

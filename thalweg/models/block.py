@@ -38,6 +38,7 @@ from thalweg.models.layers.mamba import Mamba
 from thalweg.models.layers.mamba2 import Mamba2
 from thalweg.models.layers.matrix_lstm import MatrixLSTM
 from thalweg.models.layers.memory import LowRankMLP, MemoryPart
+from thalweg.models.layers.memory_gate import GatedMemory
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.modality_moe import ModalityExperts
 from thalweg.models.layers.moe import Experts
@@ -94,6 +95,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
 }
 FFNS: Mapping[type, Callable[..., Any]] = {
     spec.MLP: GatedMLP,
+    spec.GatedMemory: GatedMemory,
     spec.DelayMLP: DelayScaledMLP,
     spec.UngatedMLP: UngatedMLP,
     spec.LowRankMLP: LowRankMLP,

@@ -65,6 +65,8 @@ class Flow:
     """[T, n]: what the last router with layers made of each token."""
     carried: Array | None = None
     """[T, hidden]: an MoE output that a later layer adds."""
+    memory: Array | None = None
+    """[T, inner]: the output of an earlier layer's scan, which later layers gate (SambaY)."""
     saved: dict[int, Array] = field(default_factory=dict)
     """[T, hidden]: residual streams that later layers mix with theirs, by the number of their place."""
     first_values: Array | None = None

@@ -20,6 +20,7 @@ from thalweg.models.spec import (
     DeltaMix,
     DepthSpec,
     DifferentialAttention,
+    GatedMemory,
     GatedRecurrence,
     GatedStreams,
     HeadMamba,
@@ -85,6 +86,7 @@ STAGE = (
     Refusal("rwkv", "its layers read the values of the first one", lambda p: isinstance(p, DeltaMix)),
     Refusal("deep_router", "its routers read those of earlier layers", lambda p: isinstance(p, DeepRouter)),
     Refusal("depth", "its step ends with the decoder of a frame", lambda p: isinstance(p, DepthSpec)),
+    Refusal("memory", "its layers read the scan of an earlier one", lambda p: isinstance(p, GatedMemory)),
     Refusal("shortcut", "outputs of its experts skip layers", lambda p: isinstance(p, ShortcutMoE)),
     Refusal("attention", "layers read the cache of an earlier layer", lambda p: getattr(p, "reads", None) is not None),
     Refusal(

@@ -1,4 +1,4 @@
-"""The decoders of BART and its relatives by themselves: causal language models whose cross attention is left out."""
+"""The decoders of BART and its relatives by themselves: causal language models without cross attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PLaMo 2: Mamba-2 layers whose steps are projected from convolved values, and attention with a QK-norm per head."""
+"""PLaMo 2: Mamba-2 with steps projected from convolved values, and attention with a QK-norm per head."""
 
 from __future__ import annotations
 

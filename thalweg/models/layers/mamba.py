@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
+
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
@@ -14,6 +16,7 @@ from thalweg.models.context import Context
 from thalweg.models.flow import Flow, MixerRef
 from thalweg.models.layers.causal_conv import CausalConv
 from thalweg.models.layers.linear import Linear, RowLinear
+from thalweg.models.layers.memory_gate import OPEN
 from thalweg.models.layers.recurrent import advance
 from thalweg.models.weights import ParamSpec
 
@@ -36,6 +39,7 @@ class Mamba:
         self._norms = [ctx.bind(ops.rms_norm, size=n, eps=spec.eps) for n in self._sizes] if spec.norms else []
         self._scan = ctx.bind(ops.selective_scan, channels=inner, state=spec.state)
         self._out = RowLinear(ctx, weights["out"])
+        self._gate = ctx.bind(ops.act_and_mul, act="silu", size=inner) if spec.remembered else None
         self.specs: dict[str, Any] = {
             "in": self._in.specs,
             "conv": self._conv.specs,
@@ -54,8 +58,12 @@ class Mamba:
         if self._norms:
             step, b, c = (self._normalize(p.get("norms", {}), i, t) for i, t in enumerate((step, b, c)))
         step = self._step(p["step"], step, flow)
-        scan = partial(self._scan, x, step, b, c, gate, rate["log"], rate["bias"], rate["skip"])
+        scanned = gate if self._gate is None else torch.full_like(gate, OPEN)
+        scan = partial(self._scan, x, step, b, c, scanned, rate["log"], rate["bias"], rate["skip"])
         out = advance(flow, self._place, 1, scan)
+        if self._gate is not None:
+            flow.memory = out / OPEN
+            out = self._gate(torch.cat((gate, flow.memory), -1))
         return self._out(p["out"], out, flow)
 
     def _normalize(self, p: Mapping[int, Any], i: int, x: Array) -> Array:

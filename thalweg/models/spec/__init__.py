@@ -51,6 +51,7 @@ from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
 from thalweg.models.spec.matrix_lstm import MatrixLSTM
 from thalweg.models.spec.memory import LowRankMLP, MemoryPart, MemoryStreams
+from thalweg.models.spec.memory_gate import GatedMemory
 from thalweg.models.spec.mimi import MimiSpec
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.modality_moe import ModalityMoE
@@ -153,6 +154,7 @@ __all__ = [
     "FrameConvolutions",
     "FrameProjection",
     "FrameSource",
+    "GatedMemory",
     "GatedNorm",
     "GatedRecurrence",
     "GatedResidual",

@@ -128,6 +128,10 @@ class Attention:
         """Values of a key as it is kept."""
         return -(-(self.head_dim + PLACES) // STEP) * STEP if self.slopes else self.head_dim
 
+    def cache_form(self) -> Attention:
+        """What layers that read one cache have in common."""
+        return replace(self, reads=None)
+
     @property
     def groups_heads(self) -> bool:
         """`grouped`, where that is another order: of one head of keys, it is not."""

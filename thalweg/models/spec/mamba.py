@@ -31,6 +31,8 @@ class Mamba:
     """RMSNorms of dt, B and C. "" = without a weight; None = no norms."""
     eps: float = 1e-6
     """Of these."""
+    remembered: bool = False
+    """`GatedMemory` parts of later layers read the scan's output, before its gate."""
     name: str = "mixer"
     rope: ClassVar[None] = None
 

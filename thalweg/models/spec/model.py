@@ -271,7 +271,13 @@ class ModelSpec:
             raise ValueError("ModelSpec: learned factors of frequencies are those of all rotary positions")
         for i, layer in enumerate(self.layers):
             reads = getattr(layer.mixer, "reads", None)
-            if reads is not None and (not 0 <= reads < i or replace(layer.mixer, reads=None) != self.layers[reads].mixer):  # type: ignore[type-var]
+            if reads is None:
+                continue
+            forms = [
+                each.cache_form() if (each := self.layers[j].mixer) and hasattr(each, "cache_form") else None
+                for j in (i, reads)
+            ]
+            if not 0 <= reads < i or forms[0] != forms[1] or getattr(self.layers[reads].mixer, "reads", None) is not None:
                 raise ValueError(f"ModelSpec: layer {i} cannot read the cache of layer {reads}, which keeps something else")
 
     def weights(self) -> Weights:
