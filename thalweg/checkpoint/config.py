@@ -63,9 +63,9 @@ def read_config(
     for key, value in (overrides or {}).items():
         _finite(value, f"hf_overrides: {key}")
         config.update(value if key == "text_config" and isinstance(value, dict) else {key: value})
+    _finite(config, str(file))
     if architecture(config, file) == TALKER:
         config = select_talker(config)
-    _finite(config, str(file))
     near = () if file == Path(path) else quantised.FILES
     beside = {name: read_object(file.with_name(name)) for name in near if file.with_name(name).is_file()}
     found = quantised.find_quantization_config(config, file, beside)
@@ -350,6 +350,26 @@ def text(config: Config, key: str, default: str) -> str:
         return default
     if not isinstance(value, str):
         raise CheckpointError(f"config.json: {key}: must be text, not {value!r:.80}")
+    return value
+
+
+def section(config: Config, key: str, where: str = "config.json") -> dict[str, Any]:
+    """config[key] as an object, empty where it is absent or null. CheckpointError names the key."""
+    value = config.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{where}: {key}: must be an object, not {value!r:.80}")
+    return value
+
+
+def name_list(config: Config, key: str, known: Collection[str], count: int) -> list[str] | None:
+    """config[key] as `count` names of `known`, or None where it is absent or null. CheckpointError names the key."""
+    value = config.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != count or not all(isinstance(n, str) and n in known for n in value):
+        raise CheckpointError(f"config.json: {key}: must be a list of {count} names: {' or '.join(known)}")
     return value
 
 

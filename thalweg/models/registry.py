@@ -16,7 +16,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import architecture
 from thalweg.checkpoint.tail import GENERATES
-from thalweg.errors import UnsupportedModelError
+from thalweg.errors import ThalwegError, UnsupportedModelError
 from thalweg.models import names, tying
 from thalweg.models.architectures import ARCHITECTURES
 from thalweg.models.families import tails
@@ -126,10 +126,15 @@ def declare(config: Mapping[str, Any], path: str | Path) -> tuple[dict[str, Any]
 @functools.cache
 def _reader(found: Family, tail: Callable[[ModelSpec, Mapping[str, Any]], ModelSpec] | None) -> Family:
     def read(config: Mapping[str, Any]) -> ModelSpec:
-        spec = found(config)
-        check_rope(config, [key for rope in spec.ropes for key in rope.keys])
-        spec = tying.adapt(spec, config)
-        return tails.apply_causality(spec if tail is None else tail(spec, config), config)
+        try:
+            spec = found(config)
+            check_rope(config, [key for rope in spec.ropes for key in rope.keys])
+            spec = tying.adapt(spec, config)
+            return tails.apply_causality(spec if tail is None else tail(spec, config), config)
+        except ThalwegError:
+            raise
+        except ValueError as e:  # of a class of `spec`: no single key is wrong
+            raise UnsupportedModelError(f"config.json: values that do not go together in {architecture(config)}: {e}") from e
 
     return read
 

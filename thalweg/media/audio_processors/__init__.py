@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from thalweg.checkpoint.config import Config, architecture, folder, integer, real
+from thalweg.checkpoint.config import Config, architecture, folder, integer, real, section
 from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.audio_processors.base import AudioProcessor
@@ -56,7 +56,7 @@ def _audio_flamingo3(config: Config, said: Config) -> AudioProcessor:
 def _music_flamingo(config: Config, said: Config) -> AudioProcessor:
     """The same for twenty minutes, with rotary time embeddings on the vectors."""
     around, made = outer(config), _audio_flamingo3(config, said)
-    rope = {"partial_rotary_factor": 0.2, "rope_theta": 1200.0, **(around.get("rope_parameters") or {})}
+    rope = {"partial_rotary_factor": 0.2, "rope_theta": 1200.0, **section(around, "rope_parameters")}
     step = real(around, "audio_frame_step", 1e-6, 1, default=HOP / RATE) * 2 * made.group
     edges = (integer(around, f"audio_{end}_token_id", low=0, default=id) for end, id in (("bos", 151_670), ("eos", 151_671)))
     return msgspec.structs.replace(
@@ -81,7 +81,7 @@ def _glm_asr(config: Config, said: Config) -> AudioProcessor:
     heard = _audio_config(config)
     chunk = integer(said, "chunk_length", high=600, default=30, where=FILE) * RATE // HOP
     hidden, heads = _hidden_size(heard), integer(heard, "num_attention_heads", high=1 << 12, default=20)
-    rope = {"partial_rotary_factor": 0.5, **(heard.get("rope_parameters") or {})}
+    rope = {"partial_rotary_factor": 0.5, **section(heard, "rope_parameters", "config.json: audio_config")}
     group = integer(heard, "intermediate_size", high=1 << 24, default=5120) // hidden
     turned = int(hidden // heads * real(rope, "partial_rotary_factor", 0, 1))
     return AudioProcessor(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.checkpoint.config import Config, integer
+from thalweg.checkpoint.config import Config, integer, section
 from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.parts.frames import Frames
@@ -84,7 +84,7 @@ class VoxtralRealtimeAudio(AudioProcessor, frozen=True, kw_only=True):
 
 
 def voxtral_realtime(config: Config, said: Config, path: Path) -> VoxtralRealtimeAudio:
-    around, heard = outer(config), outer(config)["audio_config"]
+    around, heard = outer(config), section(outer(config), "audio_config")
     delay = integer(around, "default_num_delay_tokens", low=0, high=1 << 10, default=DELAY)
     chunk = integer(around, "audio_length_per_tok", high=1 << 10, default=8)
     file = read_object(path / "tekken.json") if (path / "tekken.json").is_file() else {}

@@ -51,7 +51,7 @@ def aria(config: Config, said: Config) -> Aria:
     numbers: dict[str, Any] = dict(found) if isinstance(found, dict) else {}
     patch, edge = integer(seen, "patch_size", default=32), integer(said, "max_image_size", default=980, where=FILE)
     shown = numbers.get(str((edge // patch) ** 2))
-    if type(shown) is not int or edge % patch:
+    if type(shown) is not int or edge % patch or not all(type(n) is int and n > 0 for n in numbers.values()):
         raise CheckpointError(
             f"{FILE}: max_image_size: projector_patch_to_query_dict of config.json has no number for {edge} pixels"
         )

@@ -167,6 +167,14 @@ def three(said: Config, key: str, default: Sequence[float]) -> tuple[float, floa
     return float(found[0]), float(found[1]), float(found[2])
 
 
+def read_edges(said: Config, key: str, names: Sequence[str], default: Mapping[str, int]) -> dict[str, int]:
+    """`read_size` with all of these names. CheckpointError names one that is missing."""
+    found = read_size(said, key, names, default)
+    if missing := [name for name in names if name not in found]:
+        raise CheckpointError(f"{FILE}: {key}: {missing[0]}: missing")
+    return found
+
+
 def read_size(said: Config, key: str, names: Sequence[str], default: Mapping[str, int]) -> dict[str, int]:
     """A size of some of these names: an object, or one number for the first name."""
     found = said.get(key)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from thalweg.checkpoint.config import Config, integer
+from thalweg.checkpoint.config import Config, integer, section
 from thalweg.errors import CheckpointError
 from thalweg.media.processors.base import FILE, HALF, ImageProcessor, Size, View, check_shape, outer, settings, token, vision
 
@@ -98,7 +98,7 @@ def _contain(size: Size, frame: Size) -> Size:
 
 def deepseek_vl2(config: Config, said: Config) -> DeepseekVl2:
     """Each image is cut, however many a prompt has: the authors' code cuts none of three or more."""
-    seen, joins = vision(config), outer(config).get("projector_config") or {}
+    seen, joins = vision(config), section(outer(config), "projector_config")
     side = integer(seen, "image_size", high=1 << 14, default=384)
     listed = said.get("candidate_resolutions") or outer(config).get("candidate_resolutions") or [[side, side]]
     fits = isinstance(listed, list) and all(

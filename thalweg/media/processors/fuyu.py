@@ -16,6 +16,7 @@ from thalweg.media.processors.base import (
     Size,
     View,
     check_shape,
+    read_edges,
     read_size,
     settings,
     token,
@@ -82,7 +83,7 @@ class Fuyu(ImageProcessor, frozen=True, kw_only=True):
 
 def fuyu(config: Config, said: Config) -> Fuyu:
     patch = integer(vision(config), "patch_size", high=1 << 12, default=30)
-    most = read_size(said, "size", ("height", "width"), {"height": 1080, "width": 1920})
+    most = read_edges(said, "size", ("height", "width"), {"height": 1080, "width": 1920})
     cut = read_size(said, "patch_size", ("height", "width"), {"height": patch, "width": patch})
     if set(cut.values()) != {patch} or any(edge % patch for edge in most.values()):
         raise UnsupportedModelError(f"{FILE}: patch_size, size: must be {patch} pixels, and multiples of it")

@@ -19,7 +19,7 @@ from thalweg.media.processors.base import (
     check_shape,
     cut,
     outer,
-    read_size,
+    read_edges,
     settings,
     token,
     vision,
@@ -127,14 +127,14 @@ def colmodernvbert(config: Config, said: Config) -> ModernVBert:
 def idefics3(config: Config, said: Config) -> Idefics3:
     seen = vision(config)
     side = integer(seen, "image_size", default=224)
-    tile = read_size(said, "max_image_size", ("longest_edge",), {"longest_edge": side})["longest_edge"]
+    tile = read_edges(said, "max_image_size", ("longest_edge",), {"longest_edge": side})["longest_edge"]
     if tile != side:
         raise UnsupportedModelError(f"{FILE}: max_image_size: the encoder requires squares of {side} pixels")
     if flag(said, "do_pad", True) is False:
         raise UnsupportedModelError(f"{FILE}: do_pad: false is not supported by this version")
     return Idefics3(
         token=token(config, 128_257), patch=integer(seen, "patch_size", default=32), side=side,
-        longest=read_size(said, "size", ("longest_edge",), {"longest_edge": 4 * 364})["longest_edge"],
+        longest=read_edges(said, "size", ("longest_edge",), {"longest_edge": 4 * 364})["longest_edge"],
         merge=integer(outer(config), "scale_factor", high=16, default=2), cuts=flag(said, "do_image_splitting", True),
         **settings(said, mean=HALF, std=HALF, resample=LANCZOS),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from thalweg.checkpoint.config import Config, integer
+from thalweg.checkpoint.config import Config, integer, section
 from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError
 from thalweg.media.processors.base import Size, outer
@@ -91,7 +91,7 @@ def read_files(path: Path) -> dict[str, str]:
 def instructblip(config: Config, said: Config) -> InstructBlip | InstructBlipSource:
     """config: with `read_files` among its outer settings."""
     around, made = outer(config), blip_2(config, said)
-    reads = around.get("qformer_config") or {}
+    reads = section(around, "qformer_config")
     more = {
         "tokenizer": around[TOKENIZER], "reads_text": True,
         "longest": integer(reads, "max_position_embeddings", high=1 << 16, default=512),

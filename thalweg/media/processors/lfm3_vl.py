@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from thalweg.checkpoint.config import BESIDE, Config, integer, real
+from thalweg.checkpoint.config import BESIDE, Config, integer, real, section
 from thalweg.media.processors.base import Size, outer, token, vision
 from thalweg.media.processors.qwen_vl import QwenVL, qwen3_vl
 
@@ -36,7 +36,7 @@ def lfm3_vl(config: Config, said: Config) -> Lfm3:
     seen = {"hidden_size": 1024, **seen, "num_heads": seen.get("num_attention_heads", 16)}
     around = {**outer(config), "image_token_id": token(config, 125_030), "vision_config": seen}
     made = msgspec.structs.replace(qwen3_vl({**config, BESIDE: around}, said), side=0)
-    rope = seen.get("rope_parameters") or {}
+    rope = section(seen, "rope_parameters", "config.json: vision_config")
     return Lfm3(
         **msgspec.structs.asdict(made), kernel=integer(seen, "conv_kernel_size", high=31, default=3),
         theta=real(rope, "rope_theta", 1, 1e12, default=1e6, where="config.json: vision_config"),

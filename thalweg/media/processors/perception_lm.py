@@ -69,6 +69,8 @@ def read_encoder(config: Config) -> PerceptionEncoder:
     if flag(args, "use_post_transformer_norm", False) or not flag(args, "use_pre_transformer_norm", True):
         raise UnsupportedModelError("config.json: vision_config: model_args: only a norm before the layers is supported")
     side = _edge(args, "img_size", 448)
+    if side < integer(args, "patch_size", high=1 << 10):
+        raise CheckpointError(f"config.json: vision_config: model_args: img_size: {side} pixels have no patch of patch_size")
     hidden, patch = integer(args, "embed_dim", high=1 << 16), integer(args, "patch_size", high=1 << 10)
     reference = _edge(args, "ref_feat_shape", side // patch)
     return PerceptionEncoder(
@@ -82,7 +84,7 @@ def read_encoder(config: Config) -> PerceptionEncoder:
 def _edge(args: Config, key: str, default: int) -> int:
     found = args.get(key, default)
     found = [found] if type(found) is int else found
-    if not isinstance(found, list) or not found or len(set(found)) != 1 or type(found[0]) is not int:
+    if not isinstance(found, list) or not found or any(type(n) is not int or n != found[0] for n in found):
         raise UnsupportedModelError(f"config.json: vision_config: model_args: {key}: {found!r:.40} is no square")
     return int(found[0])
 

@@ -16,6 +16,7 @@ from thalweg.media.processors.base import (
     View,
     check_shape,
     outer,
+    read_edges,
     read_size,
     settings,
     token,
@@ -75,7 +76,7 @@ class Pixtral(ImageProcessor, frozen=True, kw_only=True):
 
 def lighton_ocr(config: Config, said: Config) -> Pixtral:
     """Without signs of rows and of the end."""
-    edges = read_size(said, "patch_size", ("height", "width"), {"height": 16, "width": 16})
+    edges = read_edges(said, "patch_size", ("height", "width"), {"height": 16, "width": 16})
     if len(set(edges.values())) != 1:
         raise UnsupportedModelError(f"{FILE}: patch_size: must be a square")
     around = {"spatial_merge_size": 2, **outer(config)}

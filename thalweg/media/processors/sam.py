@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from thalweg.checkpoint.config import BESIDE, Config, flag, integer
+from thalweg.checkpoint.config import BESIDE, Config, flag, integer, section
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.processors.base import (
     FILE,
@@ -155,7 +155,7 @@ def got_ocr2(config: Config, said: Config) -> GotOcr:
 
 
 def deepseek_ocr2(config: Config, said: Config) -> DeepseekOcr:
-    seen = vision(config).get("sam_config") or {}
+    seen = section(vision(config), "sam_config", "config.json: vision_config")
     whole = edge(seen, "image_size", 1024)
     only(read_size(said, "size", ("height", "width"), {"height": 1024, "width": 1024}).values(), whole)
     if not flag(said, "crop_to_patches", True):

@@ -22,7 +22,7 @@ class VitsSpeaker(Speaker):
         self._romanised = bool(settings.get("is_uroman", False))
         self._long = sorted((token for token in vocab if len(token) > 1), key=list(vocab).index)
         unknown = settings.get("unk_token", "<unk>")
-        self._unknown = vocab.get(unknown["content"] if isinstance(unknown, dict) else str(unknown))
+        self._unknown = vocab.get(str(unknown.get("content") if isinstance(unknown, dict) else unknown))
 
     @classmethod
     def load(cls, config: Config, path: Path) -> VitsSpeaker:

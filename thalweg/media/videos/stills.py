@@ -11,7 +11,7 @@ import msgspec
 from thalweg.checkpoint.config import Config, integer
 from thalweg.errors import CheckpointError
 from thalweg.media.processors import Processor
-from thalweg.media.processors.base import ImageProcessor, only, outer, read_size
+from thalweg.media.processors.base import ImageProcessor, only, outer, read_edges, read_size
 from thalweg.media.processors.gemma4 import Gemma4
 from thalweg.media.processors.idefics3 import Idefics3
 from thalweg.media.processors.llava_next import LlavaNext
@@ -156,9 +156,9 @@ def smolvlm(config: Config, images: Processor, said: Config) -> SmolVLMVideo:
         raise CheckpointError(f"{FILE}: video_sampling: must be an object, not {sampling!r:.80}")
     told = {"num_frames": sampling.get("max_frames", said.get("num_frames")), "fps": sampling.get("fps", said.get("fps"))}
     sizes = {"size": sampling.get("video_size", said.get("size"))}
-    side = read_size(said, "max_image_size", ("longest_edge",), {"longest_edge": images.side})["longest_edge"]
+    side = read_edges(said, "max_image_size", ("longest_edge",), {"longest_edge": images.side})["longest_edge"]
     only([side], images.side)
-    longest = read_size(sizes, "size", ("longest_edge",), {"longest_edge": images.side})["longest_edge"]
+    longest = read_edges(sizes, "size", ("longest_edge",), {"longest_edge": images.side})["longest_edge"]
     frames = msgspec.structs.replace(images, longest=longest, cuts=False, **pixels(said, images))
     return SmolVLMVideo(token=images.token, marker="<video>", frames=frames, **rate(told, None, None))
 

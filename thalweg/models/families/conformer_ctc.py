@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.config import Config, flag, integer, real
+from thalweg.checkpoint.config import Config, flag, integer, real, section
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.audio_processors.kaldi import LASR_SECONDS, PAIR, adapter_stride
 from thalweg.media.audio_processors.wav2vec import LONGEST
@@ -87,7 +87,7 @@ def lasr(config: Config) -> ModelSpec:
     hidden, heads = _size(said, "hidden_size", 512), _size(said, "num_attention_heads", 8)
     if hidden % heads:
         raise CheckpointError(f"config.json: encoder_config: hidden_size ({hidden}) must be a multiple of {heads} heads")
-    rope = said.get("rope_parameters") or {}
+    rope = section(said, "rope_parameters", "config.json: encoder_config")
     if rope.get("rope_type", "default") != "default":
         raise UnsupportedModelError(f"config.json: encoder_config: rope_type: {rope['rope_type']!r:.40}; supported: default")
     layer = ConformerLayer(
@@ -119,7 +119,7 @@ def _layer(config: Config, function: str, places: str, eps: float, **more: Any) 
     if hidden % heads or hidden // heads % 2:
         raise CheckpointError(f"config.json: hidden_size ({hidden}) must be an even multiple of num_attention_heads ({heads})")
     kind = config.get("position_embeddings_type", places)
-    if kind not in PLACES or (kind == "relative_key" and "reach" not in more):
+    if not any(kind == known for known in PLACES) or (kind == "relative_key" and "reach" not in more):
         raise UnsupportedModelError(f"config.json: position_embeddings_type: unknown {kind!r:.40}")
     kernel = integer(config, "conv_depthwise_kernel_size", high=1 << 16, default=31)
     if not kernel % 2:

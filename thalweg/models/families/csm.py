@@ -95,7 +95,9 @@ def _mimi(said: Mapping[str, Any], books: int) -> MimiSpec:
     rate, stored = sampling_rate(said), _size(said, "num_quantizers", 32)
     coarse = -(-rate // _product(ratios))
     frames = said.get("frame_rate") or said.get("_frame_rate") or coarse / 2
-    stride = round(coarse / float(frames))
+    if isinstance(frames, bool) or not isinstance(frames, int | float) or frames <= 0:
+        raise CheckpointError(f"config.json: codec_config: frame_rate: must be a positive number, not {frames!r:.80}")
+    stride = round(coarse / frames)
     semantic = integer(said, "num_semantic_quantizers", low=1, high=MOST, default=1)
     if not semantic < books <= stored or stride < 1:
         raise CheckpointError(f"config.json: codec_config: {stored} codebooks are too few for {books} codes of a frame")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.config import Config, integer, real, text
+from thalweg.checkpoint.config import Config, integer, real, section, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import ACTIVATIONS, attention, clip, decoder, hidden_size, layer_count
 from thalweg.models.spec import Layer, LayerNorm, ModelSpec, MoE, Norms
@@ -15,7 +15,7 @@ def dbrx(config: Config) -> ModelSpec:
     config = {**config, "num_key_value_heads": integer(said, "kv_n_heads", default=1, where=where)}
     if "rope_theta" in said:  # published files have it there only
         theta = real(said, "rope_theta", 1, 1e12, where=where)
-        config["rope_parameters"] = {"rope_type": "default", **(config.get("rope_parameters") or {}), "rope_theta": theta}
+        config["rope_parameters"] = {"rope_type": "default", **section(config, "rope_parameters"), "rope_theta": theta}
     heads = attention(
         config, parts=("Wqkv.q", "Wqkv.k", "Wqkv.v"), fused="Wqkv", name="norm_attn_norm.attn", out="out_proj",
         clip=clip(said, where),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.checkpoint.config import Config, flag, integer, real, section, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import attention, decoder, eps, layer_count, mlp, pre_norms, rope
 from thalweg.models.families.mixtures import mixture, sigmoid_mixture
@@ -57,7 +57,7 @@ def deepseek_v3(config: Config) -> ModelSpec:
 
 def sarvam_mla(config: Config) -> ModelSpec:
     """Sarvam 105B: V3 with other keys."""
-    said = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    said = {**(section(config, "rope_scaling") or section(config, "rope_parameters"))}
     kind = said.pop("type", said.get("rope_type"))
     if kind == "deepseek_yarn":
         config = {**config, "rope_parameters": None, "rope_scaling": {**said, "rope_type": "yarn"}}

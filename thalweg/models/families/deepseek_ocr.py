@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thalweg.checkpoint.config import Config, flag, integer, text
+from thalweg.checkpoint.config import Config, flag, integer, section, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import hidden_size, layer_count
 from thalweg.models.families.deepseek_ocr2 import INSIDE, decode_layers
@@ -32,10 +32,10 @@ def tower(config: Config) -> tuple[SamSpec, tuple[str, ...]]:
     eye, reads = (widths.get(key) if isinstance(widths, dict) else None for key in (SAM, CLIP))
     if not isinstance(eye, dict) or not isinstance(reads, dict):
         raise CheckpointError(f"config.json: vision_config: width: must have the parts {SAM} and {CLIP}")
-    kind = text(config.get("projector_config") or {}, "projector_type", "linear")
+    kind = text(section(config, "projector_config"), "projector_type", "linear")
     sizes = eye.get("downsample_channels", [512, 1024])
     width = size(reads, "width", 1024)
-    if kind != "linear" or not isinstance(sizes, list) or len(sizes) != 2 or sizes[1] != width:
+    if kind != "linear" or not isinstance(sizes, list) or len(sizes) != 2 or type(sizes[0]) is not int or sizes[1] != width:
         raise UnsupportedModelError(
             "config.json: projector_type: must be linear, and the last of downsample_channels must be the width of "
             f"{CLIP}, {width}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.config import BESIDE, Config, flag, integer, real, text
+from thalweg.checkpoint.config import BESIDE, Config, flag, integer, real, section, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import attention, decoder, hidden_size, layer_count, mlp, pre_norms
 from thalweg.models.families.mixtures import mixture, sparse
@@ -89,7 +89,7 @@ def decode_layers(config: Config, tied: bool) -> ModelSpec:
 
 def tower(config: Config) -> tuple[SamSpec, tuple[str, ...]]:
     said = vision_config(config)
-    eye, reads = (said.get(key) or {} for key in ("sam_config", "encoder_config"))
+    eye, reads = (section(said, key, "config.json: vision_config") for key in ("sam_config", "encoder_config"))
     sizes = eye.get("downsample_channels") or [512, 896]
     if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
         raise CheckpointError(f"config.json: downsample_channels: must be two numbers, not {sizes!r:.80}")
@@ -119,7 +119,7 @@ def _queries(said: Config, width: int) -> QueryEncoderSpec:
         raise UnsupportedModelError(
             "config.json: encoder_config: use_sliding_window, or heads that do not divide, are not supported"
         )
-    rope = said.get("rope_parameters") or {}
+    rope = section(said, "rope_parameters", "config.json: encoder_config")
     if rope.get("rope_type", "default") != "default":
         raise UnsupportedModelError("config.json: encoder_config: rope_parameters: only the default rope_type is supported")
     theta = real({**said, **rope}, "rope_theta", default=1e4)

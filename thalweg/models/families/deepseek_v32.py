@@ -73,7 +73,8 @@ def own_indexers(config: Config) -> list[bool]:
         every = max(1, integer(config, "index_topk_freq", low=0, default=1))
         offset = integer(config, "index_skip_topk_offset", low=0, default=2)
         return [max(i - offset + 1, 0) % every == 0 for i in range(count)]
-    if not isinstance(types, list) or len(types) != count or not set(types) <= {"full", "shared"} or types[0] != "full":
+    known = isinstance(types, list) and all(kind in ("full", "shared") for kind in types)
+    if not known or len(types) != count or types[0] != "full":
         raise CheckpointError(
             f'config.json: indexer_types: must be a list of {count} names, "full" or "shared", of which the first is "full"'
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.checkpoint.config import Config, flag, integer, name_list, real, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import act, decoder, eps, hidden_size, layer_count, rope
 from thalweg.models.spec import (
@@ -157,23 +157,18 @@ def _without_nesting(config: Config) -> Config:
 
 def _layer_types(config: Config, count: int) -> list[str]:
     """`layer_types`, or `compress_ratios` of published files, or two heavily compressed layers and then both kinds in turn."""
-    said, ratios = config.get("layer_types"), config.get("compress_ratios")
-    if said is None and ratios is not None:
-        if not isinstance(ratios, list) or not set(ratios[:count]) <= set(_TYPES):
-            raise CheckpointError(f"config.json: compress_ratios: must be a list of {', '.join(map(str, _TYPES))}")
-        said = [_TYPES[r] for r in ratios[:count]]
-    if said is None:
-        said = ([HEAVY] * 2 + [SPARSE if i % 2 else HEAVY for i in range(count)])[:count]
-    if not isinstance(said, list) or len(said) != count or not set(said) <= {WINDOW, SPARSE, HEAVY}:
-        raise CheckpointError(f"config.json: layer_types: must be a list of {count} names: {WINDOW}, {SPARSE} or {HEAVY}")
-    return said
+    kinds, ratios = name_list(config, "layer_types", (WINDOW, SPARSE, HEAVY), count), config.get("compress_ratios")
+    if kinds is not None:
+        return kinds
+    if ratios is None:
+        return ([HEAVY] * 2 + [SPARSE if i % 2 else HEAVY for i in range(count)])[:count]
+    if not isinstance(ratios, list) or len(ratios) < count or not all(type(r) is int and r in _TYPES for r in ratios[:count]):
+        raise CheckpointError(f"config.json: compress_ratios: must be a list of {count} of {', '.join(map(str, _TYPES))}")
+    return [_TYPES[r] for r in ratios[:count]]
 
 
 def _mlp_types(config: Config, count: int) -> list[str]:
-    said = config.get("mlp_layer_types")
-    if said is None:
-        hashed = integer(config, "num_hash_layers", low=0, high=10_000, default=3)
-        return ["hash_moe" if i < hashed else "moe" for i in range(count)]
-    if not isinstance(said, list) or len(said) != count or not set(said) <= {"hash_moe", "moe"}:
-        raise CheckpointError(f"config.json: mlp_layer_types: must be a list of {count} names, hash_moe or moe")
-    return said
+    if (kinds := name_list(config, "mlp_layer_types", ("hash_moe", "moe"), count)) is not None:
+        return kinds
+    hashed = integer(config, "num_hash_layers", low=0, high=10_000, default=3)
+    return ["hash_moe" if i < hashed else "moe" for i in range(count)]

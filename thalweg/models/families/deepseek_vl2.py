@@ -3,7 +3,7 @@ DeepSeek-V2 decoder."""
 
 from __future__ import annotations
 
-from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.checkpoint.config import Config, flag, integer, real, section, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families import deepseek
 from thalweg.models.families.common import hidden_size, layer_count
@@ -38,7 +38,7 @@ def _plain(config: Config) -> ModelSpec:
 
 def _tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     around, said, out = outer_config(config), vision_config(config), hidden_size(config)
-    joins = around.get("projector_config") or {}
+    joins = section(around, "projector_config")
     kind, place = text(joins, "projector_type", "downsample_mlp_gelu"), text(around, "global_view_pos", "head")
     if kind != "downsample_mlp_gelu" or flag(joins, "token_pooling", False):
         raise UnsupportedModelError("config.json: projector_type: only downsample_mlp_gelu without token_pooling is supported")

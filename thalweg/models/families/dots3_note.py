@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.checkpoint.config import Config, flag, integer, name_list, real, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import decoder, eps, hidden_size, layer_count, layer_types, mlp, pre_norms
 from thalweg.models.families.deepseek import latent
@@ -116,11 +116,9 @@ def _attention(config: Config, kind: str, sizes: Config) -> LatentAttention:
 
 def _mixtures(config: Config, count: int) -> list[bool]:
     """Which layers have a mixture: by `mlp_layer_types`, or by `first_k_dense_replace` and `moe_layer_freq`."""
-    said, every = config.get("mlp_layer_types"), config.get("moe_layer_freq", 1)
-    if said is not None:
-        if not isinstance(said, list) or len(said) != count or set(said) - {"dense", "sparse"}:
-            raise UnsupportedModelError(f"config.json: mlp_layer_types: must be a list of {count} names, dense or sparse")
-        return [kind == "sparse" for kind in said]
+    every = config.get("moe_layer_freq", 1)
+    if (kinds := name_list(config, "mlp_layer_types", ("dense", "sparse"), count)) is not None:
+        return [kind == "sparse" for kind in kinds]
     dense = integer(config, "first_k_dense_replace", low=0, default=1)
     if isinstance(every, list):
         if len(every) < count:

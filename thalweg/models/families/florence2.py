@@ -14,6 +14,8 @@ from thalweg.models.families.multimodal import BLIND, is_blind
 from thalweg.models.families.towers.common import act, outer_config, size, vision_config
 from thalweg.models.spec import DaViTSpec, DaViTStage, ModelSpec, Names
 
+MOST = 1 << 14
+"""The largest number of a stage."""
 PREFIXES = (("model.language_model.", "model."),)
 UNREAD = "model.multi_modal_projector.visual_temporal_embed."
 """Computed positions in time."""
@@ -37,6 +39,12 @@ def _encoder(config: Config) -> DaViTSpec:
     lists: dict[str, list[Any]] = {key: said.get(key) or default for key, default in STAGES.items()}
     if not all(isinstance(each, list) and len(each) == len(lists["depths"]) for each in lists.values()):
         raise CheckpointError(f"config.json: vision_config: {', '.join(lists)}: must be lists of one length")
+    for key, each in lists.items():
+        if key == "patch_prenorm":
+            if not all(isinstance(value, bool) for value in each):
+                raise CheckpointError(f"config.json: vision_config: {key}: must hold true or false, not {each!r:.80}")
+        elif not all(type(n) is int and (key == "patch_padding" or n > 0) and 0 <= n <= MOST for n in each):
+            raise CheckpointError(f"config.json: vision_config: {key}: must hold numbers from 1 to {MOST}, not {each!r:.80}")
     keys = ("embed_dim", "depths", "patch_size", "patch_stride", "patch_padding", "patch_prenorm", "num_heads", "num_groups")
     stages = tuple(DaViTStage(*each) for each in zip(*(lists[key] for key in keys), strict=True))
     if (outputs := size(said, "projection_dim", 1024)) != hidden_size(config):

@@ -141,7 +141,9 @@ def _own(config: Config, layer: int, kind: str) -> Mapping[str, Any]:
         numbered = {int(key): value for key, value in said.items() if str(key).isdecimal()}  # written as "05"
         if len(numbered) < len(said):
             raise UnsupportedModelError("config.json: per_layer_config: this version reads settings by the numbers of layers")
-        own = numbered.get(layer) or {}
+        if not all(isinstance(value, dict) for value in numbered.values()):
+            raise CheckpointError("config.json: per_layer_config: must map the numbers of layers to objects")
+        own = numbered.get(layer, {})
         odd = sorted(set(own) - {"head_dim", "num_key_value_heads"})
         if odd:
             raise UnsupportedModelError(f"config.json: per_layer_config: {odd[0]!r:.80} of layer {layer} is not supported")

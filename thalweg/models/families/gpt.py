@@ -103,7 +103,7 @@ def _attention_kinds(config: Config) -> list[str]:
         kinds = [kind for names, count in said for _ in range(count) for kind in names]
     except (TypeError, ValueError) as e:
         raise CheckpointError(f"config.json: attention_types: must be a list of [names, count]: {e}") from e
-    if len(kinds) != layer_count(config) or not {*kinds} <= {"global", "local"}:
+    if len(kinds) != layer_count(config) or not all(kind in ("global", "local") for kind in kinds):
         raise CheckpointError(
             f"config.json: attention_types: must name global or local for each of {layer_count(config)} layers"
         )

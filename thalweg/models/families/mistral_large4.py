@@ -74,7 +74,7 @@ def _list_rotary(config: Config, count: int) -> list[bool]:
     if said is None:
         every = integer(config, "no_rope_layer_interval", default=4)
         return [(i + 1) % every != 0 for i in range(count)]
-    if not isinstance(said, list) or len(said) < count or not set(said) <= {0, 1}:
+    if not isinstance(said, list) or len(said) < count or not all(type(n) in (bool, int) and n in (0, 1) for n in said):
         raise CheckpointError(f"config.json: no_rope_layers: must be a list of {count} numbers, 0 or 1")
     return [bool(each) for each in said[:count]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.config import Config, flag, integer, real
-from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.checkpoint.config import Config, flag, integer, name_list, real
+from thalweg.errors import CheckpointError
 from thalweg.models.families.common import act, layer_count, mlp
 from thalweg.models.spec import MoE
 
@@ -45,9 +45,6 @@ def sigmoid_mixture(config: Config, *, renormalise: bool = True, **more: Any) ->
 
 def sparse(config: Config, dense: int) -> list[bool]:
     """Which layers have a mixture: by `mlp_layer_types`, or all but the first `dense`."""
-    said, layers = config.get("mlp_layer_types"), layer_count(config)
-    if said is None:
-        return [i >= dense for i in range(layers)]
-    if not isinstance(said, list) or len(said) != layers or set(said) - {"dense", "sparse"}:
-        raise UnsupportedModelError(f"config.json: mlp_layer_types: must be a list of {layers} names, dense or sparse")
-    return [kind == "sparse" for kind in said]
+    layers = layer_count(config)
+    kinds = name_list(config, "mlp_layer_types", ("dense", "sparse"), layers)
+    return [i >= dense for i in range(layers)] if kinds is None else [kind == "sparse" for kind in kinds]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.checkpoint.config import Config, flag, integer, real, section, text
 from thalweg.errors import CheckpointError
 from thalweg.models.families.common import (
     act,
@@ -78,14 +78,9 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
 def rotary_settings(config: Config) -> Config:
     """With rotary settings by layer type, as newer files have them. `rope_scaling` is one for all, as transformers reads it."""
     found: dict[str, Any] = {}
-    said = config.get("rope_parameters") or {}
-    if not isinstance(said, dict):
-        raise CheckpointError(f"config.json: rope_parameters: must be an object, not {said!r:.80}")
-    scaling = config.get("rope_scaling") or {}
-    if not isinstance(scaling, dict):
-        raise CheckpointError(f"config.json: rope_scaling: must be an object, not {scaling!r:.80}")
+    said, scaling = section(config, "rope_parameters"), section(config, "rope_scaling")
     for kind, (key, base) in KINDS.items():
-        own = said.get(kind) or {}
+        own = section(said, kind, "config.json: rope_parameters")
         found[kind] = {"rope_theta": real(config, key, 1e-3, 1e15, default=base), **own, **scaling}
     return {**config, "rope_parameters": found, "rope_scaling": None}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.checkpoint.config import Config, flag, integer, real, section, text
 from thalweg.checkpoint.spelling import HEAD_ROWS
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.processors.base import edge
@@ -70,7 +70,7 @@ def molmo2(config: Config) -> ModelSpec:
 
 def _ropes(config: Config) -> tuple[Rope, Rope]:
     """With the scaling of the file, and without it."""
-    said: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    said = section(config, "rope_scaling") or section(config, "rope_parameters")
     plain = {
         **config,
         "rope_scaling": None,

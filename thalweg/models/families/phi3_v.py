@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thalweg.checkpoint.config import BESIDE, Config, flag, text
+from thalweg.checkpoint.config import BESIDE, Config, flag, section, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families import phi3
 from thalweg.models.families.common import hidden_size
@@ -25,7 +25,7 @@ GROUP = 4
 
 
 def phi3_v(config: Config) -> ModelSpec:
-    said = config.get("embd_layer") or {}
+    said = section(config, "embd_layer")
     order, merged = text(said, "hd_transform_order", "sub_glb"), flag(said, "use_hd_transform", True)
     if order != "sub_glb" or not merged or not flag(said, "with_learnable_separator", True):
         raise UnsupportedModelError(

@@ -119,7 +119,7 @@ def _inputs(config: Config, streams: int, types: Sequence[str]) -> dict[int, NGr
             base=integer(config, "ngram_vocab_size_base", default=20_000_000),
             seed=integer(config, "seed", low=0, default=1234),
             divisor=integer(config, "make_ngram_vocab_size_divisible_by", default=128),
-            parts=integer(config, "split_ngram_parts", default=512), vocab=integer(config, "vocab_size"),
+            parts=integer(config, "split_ngram_parts", high=1 << 16, default=512), vocab=integer(config, "vocab_size"),
             taps=integer(config, "ple_conv_kernel_size", default=4),
         )
         for index, layer in enumerate(sorted({*said}))

@@ -20,7 +20,7 @@ def recurrent_gemma(config: Config) -> ModelSpec:
     config = {"num_key_value_heads": heads, "partial_rotary_factor": 0.5, **config}
     activation = act(config, "hidden_activation", "gelu_pytorch_tanh")
     said = config.get("block_types") or BLOCKS
-    if not isinstance(said, list | tuple) or not said or set(said) - set(BLOCKS):
+    if not isinstance(said, list | tuple) or not said or any(kind not in BLOCKS for kind in said):
         raise UnsupportedModelError(f"config.json: block_types: must be a list of {' and '.join(sorted({*BLOCKS}))}")
     mixers: dict[str, Attention | GatedRecurrence] = {
         "attention": attention(

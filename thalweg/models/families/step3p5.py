@@ -82,11 +82,13 @@ def _translate(config: Config) -> dict[str, Any]:
         out["attention_other_setting"] = {"num_attention_heads": heads}
     if config.get("layer_types") is None:
         out["layer_types"] = ["full_attention"] * count
-    elif isinstance(config["layer_types"], list) and len(config["layer_types"]) == count:
-        out["layer_types"] = [*config["layer_types"], *_list(config, "mtp_layer_types")]
+    elif len(kinds := _list(config, "layer_types")) == count:
+        out["layer_types"] = [*kinds, *_list(config, "mtp_layer_types")]
+    elif not isinstance(config["layer_types"], list):
+        raise CheckpointError(f"config.json: layer_types: must be a list of names, not {config['layer_types']!r:.80}")
     ropes = config.get("rope_parameters")
     if isinstance(ropes, dict) and any(isinstance(each, dict) for each in ropes.values()):
-        each = [rope_parameters(config, kind) for kind in out["layer_types"]]
+        each = [rope_parameters(config, str(kind)) for kind in out["layer_types"]]
         out["rope_theta"] = [found.pop("rope_theta") for found in each]
         out["partial_rotary_factors"] = [found.pop("partial_rotary_factor", 1.0) for found in each]
         stretched = next((i for i, found in enumerate(each) if found["rope_type"] != "default"), None)

@@ -137,7 +137,8 @@ def sample_convolutions(config: Config, **more: Any) -> SampleConvolutions:
 
 def _convolutions(config: Config) -> tuple[tuple[int, int, int], ...]:
     usual = {"conv_dim": (512,) * 7, "conv_kernel": (10, 3, 3, 3, 3, 2, 2), "conv_stride": (5, 2, 2, 2, 2, 2, 2)}
-    found = [list(config.get(key) or default) for key, default in usual.items()]
+    said: list[Any] = [config.get(key) or list(default) for key, default in usual.items()]
+    found = [each if isinstance(each, list) else [] for each in said]
     lengths = {len(each) for each in found}
     if (
         len(lengths) != 1

@@ -23,7 +23,7 @@ def zamba(config: Config) -> ModelSpec:
     offset = integer(config, "attn_layer_offset", low=0, high=period - 1, default=4)
     absent = ["mamba", "mamba", SHARED, *(SHARED if i % period == offset else "mamba" for i in range(count - 3))][:count]
     kinds = config.get("layers_block_type") or config.get("layer_types") or absent
-    if not isinstance(kinds, list) or len(kinds) != count or not {*kinds} <= {*SCAN, SHARED}:
+    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in (*SCAN, SHARED) for kind in kinds):
         raise UnsupportedModelError(f"config.json: layers_block_type: must be a list of {count} names, mamba or hybrid")
     shared = [i for i, kind in enumerate(kinds) if kind == SHARED]
     layers: list[Layer] = []

@@ -35,7 +35,7 @@ def zamba2(config: Config) -> ModelSpec:
     config = {"intermediate_size": 4 * hidden_size(config), **config, "rms_norm_eps": eps(config, default=1e-5)}
     kinds = config.get("layers_block_type") or config.get("layer_types") or ABSENT
     count, blocks = layer_count(config), integer(config, "num_mem_blocks", default=1)
-    if not isinstance(kinds, list) or len(kinds) != count or not {*kinds} <= {*SCAN, SHARED}:
+    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in (*SCAN, SHARED) for kind in kinds):
         raise UnsupportedModelError(f"config.json: layers_block_type: must be a list of {count} names, mamba or hybrid")
     shared = [i for i, kind in enumerate(kinds) if kind == SHARED]
     first = {i: shared[at % blocks] for at, i in enumerate(shared)}
