@@ -12,7 +12,7 @@ import torch
 import transformers
 from rig import Rig, Seq
 from test_encoders import hidden, pooled
-from zoo import ENCODERS, VOCAB, describe_pooling, edit_config, make_checkpoint, make_classifier, make_encoder
+from zoo import ENCODERS, VOCAB, describe_pooling, edit_config, make_checkpoint, make_classifier, make_encoder, spread
 
 from thalweg.checkpoint.config import facts, read_config
 from thalweg.errors import CheckpointError, UnsupportedModelError
@@ -358,3 +358,18 @@ def test_a_dense_layer_that_makes_no_sense_is_refused(said: dict, error: type, w
     file.write_text(json.dumps({**json.loads(file.read_text()), **said}))
     with pytest.raises(error, match=words):
         Rig(path)
+
+
+@pytest.mark.parametrize(("kind", "projection"), [("Context", 0), ("Question", 24)])
+def test_vectors_of_dpr_are_those_of_transformers(kind: str, projection: int, tmp_path: Path) -> None:
+    config = transformers.DPRConfig(
+        vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=80,
+        max_position_embeddings=256, projection_dim=projection,
+    )  # fmt: skip
+    model = getattr(transformers, f"DPR{kind}Encoder")(config).eval()
+    spread(model, 3)
+    model.save_pretrained(tmp_path)
+    rig = Rig(tmp_path, platform="cpu", max_len=256)
+    for got, ids in zip(pooled(rig, texts()), texts(), strict=True):
+        with torch.inference_mode():
+            np.testing.assert_allclose(got, model(torch.tensor([ids])).pooler_output[0].numpy(), atol=1e-5)

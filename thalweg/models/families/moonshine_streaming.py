@@ -85,7 +85,7 @@ def _frame(milliseconds: Any) -> int:
         raise CheckpointError(
             f"config.json: encoder_config: frame_ms: must be a number from 0.1 to 1000, not {milliseconds!r:.40}"
         )
-    return round(RATE * milliseconds / 1000)
+    return round(RATE * float(milliseconds) / 1000)
 
 
 def _windows(found: Any, count: int) -> tuple[tuple[int, int], ...]:

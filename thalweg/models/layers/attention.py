@@ -49,7 +49,7 @@ class Attention:
         self._first, self._reads, self._own_gate = spec.first, spec.reads is not None, bool(spec.gate)
         self._clip = spec.clip
         self._value_dim, self._value_scale = spec.value_dim or spec.head_dim, spec.value_scale
-        self._slopes = _Slopes(ctx, spec, place.layer) if spec.slopes else None
+        self._slopes = _Slopes(ctx, spec, place.layer) if spec.slopes and spec.causal else None
         ctx.share(spec.heads, "attention heads")
         (ctx.share if spec.groups_heads else ctx.share_heads)(spec.kv_heads, "key-value heads")
         self._qkv = Linear(ctx, weights["qkv"])
@@ -85,6 +85,9 @@ class Attention:
         self.specs |= {k: {name: ParamSpec(each, ctx.dtype) for name, each in w.items()} for k, w in norms.items()}
         if self._slopes is not None:
             self.specs["slopes"] = self._slopes.spec
+        elif spec.slopes:
+            weight = Weight((table_source(f"slopes of layer {place.layer}", spec.heads),), 0)
+            self.specs["slopes"] = ParamSpec(weight, "float32", make=partial(torch.tensor, spec.slopes, dtype=torch.float32))
         if "sinks" in weights:
             self.specs["sinks"] = ParamSpec(weights["sinks"], ctx.dtype)
         if spec.relative is not None:
@@ -261,9 +264,13 @@ class AttentionOps:
         q, k, v = _scale_qkv(self._scales, q, k, v)
         cache = flow.caches[at.layer]
         if self._spec.reach:
-            bias = p["relative"]
-            causal = self._spec.kind != "encoder"
-            bias = bias[bucket_table(bias.shape[0], self._spec.reach, causal, bias.device)].T.contiguous()
+            if "slopes" in p:
+                slopes = p["slopes"]
+                bias = slopes[:, None] * fall_table(self._spec.reach, slopes.device)
+            else:
+                bias = p["relative"]
+                causal = self._spec.kind != "encoder"
+                bias = bias[bucket_table(bias.shape[0], self._spec.reach, causal, bias.device)].T.contiguous()
             out, cache = self._backend.attend_biased(q, k, v, cache, flow.batch, at.group, self._spec, bias)
         else:
             out, cache = self._backend.attend(q, k, v, cache, flow.batch, at.group, self._spec, p.get("sinks"))
@@ -301,6 +308,12 @@ def _buckets(buckets: int, distance: int, causal: bool) -> Array:
     near = half // 2
     wide = torch.log(far.clamp(min=1).float() / near) / math.log(distance / near) * (half - near)
     return torch.where(far < near, far, (near + wide.long()).clamp(max=half - 1)) + half * (apart > 0)
+
+
+@functools.cache
+def fall_table(reach: int, device: torch.device) -> Array:
+    """f32[2 * reach + 1]: the negated distance of each key, on a device."""
+    return -torch.arange(-reach, reach + 1, dtype=torch.float32).abs().to(device)
 
 
 @functools.cache

@@ -126,7 +126,7 @@ class Attention:
     @property
     def kept_dim(self) -> int:
         """Values of a key as it is kept."""
-        return -(-(self.head_dim + PLACES) // STEP) * STEP if self.slopes else self.head_dim
+        return -(-(self.head_dim + PLACES) // STEP) * STEP if self.slopes and self.causal else self.head_dim
 
     def cache_form(self) -> Attention:
         """What layers that read one cache have in common."""
@@ -140,7 +140,7 @@ class Attention:
     @property
     def slope_values(self) -> int:
         """Of the table that slopes are put into."""
-        return self.heads * (self.kept_dim - self.head_dim) if self.slopes else 0
+        return self.heads * max(1, self.kept_dim - self.head_dim) if self.slopes else 0
 
     @property
     def widths(self) -> tuple[int, int, int]:
@@ -156,7 +156,7 @@ class Attention:
             return AttnSpec(
                 heads=self.heads // ranks, kv_heads=heads_of_rank(self.kv_heads, ranks), head_dim=self.head_dim,
                 scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="encoder", window=window, softcap=self.softcap,
-                reach=self.relative.distance if self.relative else 0,
+                reach=self.relative.distance if self.relative else max(1, max_len - 1) if self.slopes else 0,
             )  # fmt: skip
         kv_dtype = "" if self.slopes else kv_dtype
         kind: KVKind = "full" if not window else "chunked" if self.chunk else "window"
@@ -252,8 +252,10 @@ _CONFLICTS: tuple[tuple[Callable[[Attention], bool], str], ...] = (
         "values narrower than keys require separate tensors without gates",
     ),
     (
-        lambda a: bool(a.slopes) and (not a.causal or a.rope is not None or a.reads is not None or len(a.slopes) != a.heads),
-        "ALiBi requires causal attention, a slope per head, and no other positions",
+        lambda a: (
+            bool(a.slopes) and (a.relative is not None or a.rope is not None or a.reads is not None or len(a.slopes) != a.heads)
+        ),
+        "ALiBi requires a slope per head, and no other positions",
     ),
     (
         lambda a: a.norm is not None and a.norm.after and a.norm.whole,

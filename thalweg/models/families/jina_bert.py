@@ -1,0 +1,49 @@
+"""Jina's BERT (jina-embeddings-v2, jina-reranker-v1): BERT with symmetric ALiBi (Press et al. 2021, of the distance between two
+tokens) and gated feed-forward parts. Of the authors' two formats that of jina-bert-implementation, without QK-norm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thalweg.checkpoint.config import Config, integer, real, text
+from thalweg.errors import UnsupportedModelError
+from thalweg.models.families.bert import encoder
+from thalweg.models.families.bloom import slopes
+from thalweg.models.families.common import act, both_ways, classes, hidden_size, mlp, pooling
+from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms
+from thalweg.models.tail import Pooling
+
+GATES = {"geglu": "gelu", "reglu": "relu", "swiglu": "silu"}
+"""feed_forward_type -> the activation of the gate."""
+
+
+def jina_bert(config: Config) -> ModelSpec:
+    return _encoder(config, pooling(config, default=text(config, "emb_pooler", "mean")), ("pooler.", "cls."))
+
+
+def jina_bert_classifier(config: Config) -> ModelSpec:
+    return _encoder(config, classes(config, dense="pooler.dense"))
+
+
+def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> ModelSpec:
+    positions, kind = text(config, "position_embedding_type", "absolute"), text(config, "feed_forward_type", "original")
+    if positions != "alibi" or kind not in GATES:
+        raise UnsupportedModelError(
+            f"config.json: position_embedding_type, feed_forward_type: {positions!r:.80}, {kind!r:.80}: only alibi with "
+            f"{', '.join(GATES)} is supported"
+        )
+    hidden, eps, heads = (
+        hidden_size(config),
+        real(config, "layer_norm_eps", default=1e-12),
+        integer(config, "num_attention_heads"),
+    )
+    layer = Layer(
+        both_ways(
+            config, bias=True, out_bias=True, name="attention", parts=("self.query", "self.key", "self.value"),
+            out="output.dense", slopes=slopes(heads),
+        ),
+        mlp(config, name="mlp", fused="gated_layers", down="wo", act=act({"hidden_act": GATES[kind]}), down_bias=True),
+        Norms(mixer_sum=LayerNorm("attention.output.LayerNorm", hidden, eps), ffn_sum=LayerNorm("mlp.layernorm", hidden, eps)),
+    )  # fmt: skip
+    spec = encoder({**config, "position_embedding_type": "absolute"}, tail, prefix="bert.", skip=skip)
+    return replace(spec, layers=(layer,) * len(spec.layers), learned=spec.learned[1:])
