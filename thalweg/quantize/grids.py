@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thalweg.hal.ops.quantise import E2M1, _to_e2m1
+from thalweg.hal.ops.quantise import E2M1, to_e2m1
 from thalweg.quantize.formats import WORDS, QuantizeFormat
 
 FP8 = torch.float8_e4m3fn
@@ -78,7 +78,7 @@ class Grid:
         """The nearest codes, in float32, of inputs [out, n]. Integers with a zero point count from 0."""
         form, x = self.form, w / p.scale
         if form.kind == "float":
-            return _to_e2m1(x) if form.bits == 4 else x.clamp(-FP8_TOP, FP8_TOP).to(FP8).float()
+            return to_e2m1(x) if form.bits == 4 else x.clamp(-FP8_TOP, FP8_TOP).to(FP8).float()
         if p.zero is not None:
             return (torch.round(x) + p.zero).clamp(0, (1 << form.bits) - 1)
         half = 1 << (form.bits - 1)

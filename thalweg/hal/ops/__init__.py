@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from thalweg.hal.op import Op
 from thalweg.hal.ops.activation import act_and_mul, activation, sigmoid_mul
+from thalweg.hal.ops.blocks import index_among, index_blocks
 from thalweg.hal.ops.compressed import compressed_attention, pool_windows
 from thalweg.hal.ops.conv import causal_conv
 from thalweg.hal.ops.cross import cross_attention, cross_weights, cross_write
@@ -25,6 +26,7 @@ from thalweg.hal.ops.moe import experts, route
 from thalweg.hal.ops.norm import add_rms_norm, layer_norm, rms_norm
 from thalweg.hal.ops.pool import max_pool, mean_pool
 from thalweg.hal.ops.rope import rope
+from thalweg.hal.ops.rounding import round_groups
 from thalweg.hal.ops.rwkv import decaying_average, general_delta_rule
 from thalweg.hal.ops.sampling import draw, logprobs, sample, truncate
 from thalweg.hal.ops.ssm import gated_group_norm, linear_scan, selective_scan, ssd_scan
@@ -37,13 +39,14 @@ __all__ = [
     "cross_weights", "cross_write", "decaying_average", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed",
     "emit_tokens", "enter_tokens", "experts",
     "gated_group_norm", "gated_rms_norm",
-    "general_delta_rule", "head_linear", "history_write", "hyper_weights", "index_top", "index_write",
+    "general_delta_rule", "head_linear", "history_write", "hyper_weights", "index_among",
+    "index_blocks", "index_top", "index_write",
     "layer_norm", "linear", "linear_argmax", "linear_scan", "logit_bias", "logprobs", "lora_add", "lora_experts",
     "lora_rescale", "lora_rows", "matrix_lstm", "max_pool", "mean_pool", "newest_tokens", "owned_blocks", "pair_inputs",
     "penalties",
     "pool_windows", "resolve_tokens",
     "rms_norm", "rms_norm_linear",
-    "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan", "token_mask", "truncate",
+    "rope", "round_groups", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan", "token_mask", "truncate",
     "verify_drafts",
 ]  # fmt: skip
 
@@ -68,6 +71,7 @@ def all_ops() -> dict[str, Op]:
         hyper_weights,
         pool_windows,
         compressed_attention,
+        index_blocks, index_among, round_groups,
         newest_tokens,
         owned_blocks,
     )  # fmt: skip

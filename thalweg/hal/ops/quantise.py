@@ -114,7 +114,7 @@ def _by_blocks(x: Tensor, act: str, rule: str, scale: Tensor | None) -> Tensor:
         else:
             each = _power(_nonzero(largest), top, rule)
         values = wide / _nonzero(each)
-        made = _nearest(values, "float8_e4m3fn").to(torch.float32) if act == "mxfp8" else _to_e2m1(values)
+        made = _nearest(values, "float8_e4m3fn").to(torch.float32) if act == "mxfp8" else to_e2m1(values)
         return (made * each).to(parts.dtype)
 
     return _in_groups(x, size, round_group)
@@ -133,7 +133,7 @@ def _power(largest: Tensor, top: float, rule: str) -> Tensor:
     return torch.ldexp(torch.ones_like(largest), power - exponent)
 
 
-def _to_e2m1(values: Tensor) -> Tensor:
+def to_e2m1(values: Tensor) -> Tensor:
     """The nearest 4-bit float, clamped to the largest. A value in the middle goes to the code with last bit 0."""
     levels = torch.tensor(E2M1, device=values.device)
     middles = (levels[1:] + levels[:-1]) / 2
@@ -398,7 +398,7 @@ def _float_codes(wide: Tensor, format: WeightFormat, top: Tensor | None = None) 
         scales = held.to(torch.float32) * whole["scale"]
     else:
         held = scales = torch.exp2(torch.ceil(torch.log2(_nonzero(_largest(wide, format) / E2M1[-1]))))
-    codes = _to_e2m1(wide / scales[..., None])
+    codes = to_e2m1(wide / scales[..., None])
     return {"codes": codes.to(torch.float8_e4m3fn), "scales": held, **whole}
 
 
