@@ -73,6 +73,17 @@ CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
          "block_attn_res_block_size": 2, "num_experts": 16, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
          "shared_expert_intermediate_size": 768, "norm_topk_prob": True, "rope_parameters": _HALF},
     ),
+    "deepseek_v41": (
+        "DeepseekV41ForCausalLM",
+        {
+            **_SIZES, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1280, "o_groups": 8,
+            "o_lora_rank": 1024, "n_routed_experts": 16, "num_experts_per_tok": 6, "moe_intermediate_size": 1024,
+            "n_shared_experts": 1, "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus", "swiglu_limit": 10.0,
+            "sliding_window": 128, "rms_norm_eps": 1e-20, "compress_ratios": [0, 1], "kv_source_layer_ids": [1],
+            "index_source_layer_ids": [1], "candidate_source_layer_id": -1, "index_n_heads": 32, "index_head_dim": 128,
+            "index_topk": 512, "hc_mult": 4, "hc_sinkhorn_iters": 20, "engram_layer_ids": [], "engram_num_embeddings": [],
+        },
+    ),
     "gigachat3_5": (
         "GigaChat35ForCausalLM",
         {**_MIXTURE, **_LATENT, "num_key_value_heads": 16, "layer_types": ["linear_attention", "attention"],

@@ -39,7 +39,10 @@ def test_layers_named_by_number_keep_one_that_is_named() -> None:
     assert (made["full_attn_idxs"], made["layer_rope"], made["num_hidden_layers"]) == ([1], [1, 2], 2)
 
 
-MORE_PAIRS = {"alice_ai", "glm5_next_text", "kimi_k3", "muse_spark_text", "nanbeige", "ouro", "phi4flash", "rwkv7"}
+MORE_PAIRS = {
+    "alice_ai", "deepseek_v41", "glm5_next_text", "kimi_k3", "muse_spark_text", "nanbeige", "ouro", "phi4flash",
+    "rwkv7",
+}  # fmt: skip
 """The same of families in `family_configs`, and families whose layers run twice."""
 SEES = {
     "DeepseekOCR2ForCausalLM", "DeepseekOCRForCausalLM", "DeepseekVL2ForCausalLM", "DeepseekVLV2ForCausalLM",

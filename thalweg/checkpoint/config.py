@@ -37,6 +37,8 @@ DTYPES = {
 
 IN_GENERATION = frozenset({"alignment_heads"})
 """Facts of the model that its files have in generation_config.json."""
+ENGRAM_TOKENIZER = "engram_tokenizer"
+"""Key for the path of tokenizer.json, where layers have tables of n-grams of its tokens (`engram_layer_ids`)."""
 Config = Mapping[str, Any]
 
 
@@ -79,6 +81,9 @@ def read_config(
         config["classifier_token_ids"] = token_ids(config["classifier_from_token"], Path(path))
     if config.get("task_names") is not None:
         config["adapter"] = describe_task(folder(Path(path)), config, read_json)
+    tokens = folder(Path(path)) / "tokenizer.json"
+    if config.get("engram_layer_ids") and tokens.is_file():
+        config[ENGRAM_TOKENIZER] = str(tokens.absolute())
     if windows is not None:
         _within_window(config, min(filter(None, windows(config)), default=0))
     return config

@@ -106,6 +106,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "DeepseekV2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v2",
     "DeepseekV32ForCausalLM": f"{_FAMILIES}.deepseek_v32:deepseek_v32",
     "DeepseekV3ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
+    "DeepseekV41ForCausalLM": f"{_FAMILIES}.deepseek_v41:deepseek_v41",
     "DeepseekV4ForCausalLM": f"{_FAMILIES}.deepseek_v4:deepseek_v4",
     "DeepseekV4ForConditionalGeneration": f"{_FAMILIES}.deepseek_v4:deepseek_v4_text",
     "DeepseekVL2ForCausalLM": f"{_FAMILIES}.deepseek_vl2:deepseek_vl2",

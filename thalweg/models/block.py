@@ -53,6 +53,7 @@ from thalweg.models.layers.residual_gate import ResidualGate
 from thalweg.models.layers.residual_scaling import ResidualScaling
 from thalweg.models.layers.rglru import GatedRecurrence
 from thalweg.models.layers.rwkv import AverageMix, ChannelMix, DeltaMix
+from thalweg.models.layers.shared_entries import SharedAttention, SharedEntries
 from thalweg.models.layers.short_conv import ShortConv
 from thalweg.models.layers.shortcut import ShortcutExperts
 from thalweg.models.layers.sparse import SparseGatedMLP
@@ -89,6 +90,8 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.MatrixLSTM: MatrixLSTM,
     spec.PooledKeys: PooledKeys,
     spec.PooledSparseAttention: PooledSparseAttention,
+    spec.SharedAttention: SharedAttention,
+    spec.SharedEntries: SharedEntries,
     spec.ShortConv: ShortConv,
     spec.SummaryAttention: SummaryAttention,
     spec.WindowPooling: WindowPooling,

@@ -333,7 +333,7 @@ class Decoder:
         if self.parts_behind:
             return torch.stack([x] if residual is None else [x, residual]), flow.caches
         if self._streams is not None:
-            x = self._streams.leave(params.get("streams", {}), x)
+            x = self._streams.leave(params.get("streams", {}), x, flow)
         if self._norm is not None:
             x, _ = self._norm.add(params.get("norm"), x, residual)
         elif residual is not None:

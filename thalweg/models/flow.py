@@ -73,6 +73,9 @@ class Flow:
     """[T, inner]: the values of the first layer, which later ones mix with theirs (RWKV-7)."""
     chosen: Array | None = None
     """i32[N, top], of steps with `Sparse`: the indices from the last layer with an indexer."""
+    stream_weights: Array | None = None
+    """f32[T, n]: those of the residual streams in the next part's input, where the part before has computed them. None: the
+    first stream is the input."""
     closed: dict[int, ClosedWindows] = field(default_factory=dict)
     """Windows of so many tokens that end in this step, found once for all layers."""
     entries: Entries | None = None

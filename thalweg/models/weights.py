@@ -18,7 +18,7 @@ from thalweg.hal.weights import DENSE, WeightFormat
 if TYPE_CHECKING:
     from thalweg.quantization.format import Scheme
 
-Role = Literal["linear", "experts", "embedding", "head", "tied", "plain"]
+Role = Literal["linear", "experts", "embedding", "head", "tied", "table", "plain"]
 """The use of a parameter, as far as its format depends on it. "tied": an output matrix that is the embedding too. "plain"
 (norms, biases, routers) is never quantised."""
 HEADS: tuple[Role, ...] = ("head", "tied")

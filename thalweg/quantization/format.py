@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-QUANTISED = ("linear", "experts", "head")
+QUANTISED = ("linear", "experts", "head", "table")
 """Roles of parameters that a format may hold quantised; of others (embeddings, tied or not, norms, routers) it is not asked."""
 
 
 class Scheme(Protocol):
     def of(self, role: str, name: str) -> WeightFormat:
-        """The format of a parameter. role: its use ("linear", "experts", "head", "tied", "embedding", "plain").
+        """The format of a parameter. role: its use ("linear", "experts", "head", "tied", "embedding", "table", "plain").
         name: the tensor with its weight, present or not: "model.layers.0.mlp.down_proj.weight"."""
 
     def choose(self, gains: Callable[[WeightFormat], bool]) -> Scheme:

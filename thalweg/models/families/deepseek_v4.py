@@ -44,7 +44,7 @@ def deepseek_v4_text(config: Config) -> ModelSpec:
 
 
 def deepseek_v4(config: Config) -> ModelSpec:
-    config = _without_nesting(config)
+    config = nest_positions(config)
     if text(config, "scoring_func", "sqrtsoftplus") != "sqrtsoftplus" or act(config) != "silu":
         raise UnsupportedModelError("config.json: scoring_func, hidden_act: this family only supports sqrtsoftplus and silu")
     for key in ("attention_bias", "mlp_bias"):
@@ -57,7 +57,7 @@ def deepseek_v4(config: Config) -> ModelSpec:
         HyperConnection(streams=streams, iters=iters, eps=e, hyper_eps=hyper, name=f"hc_{part}_") for part in ("attn", "ffn")
     )
     first, second = Norms(mixer=Norm("attn_norm", hidden, e)), Norms(ffn=Norm("ffn_norm", hidden, e))
-    mixers, experts = _mixers(config), _experts(config)
+    mixers, experts = _mixers(config), build_experts(config)
     layers = []
     for kind, moe in zip(_layer_types(config, count), _mlp_types(config, count), strict=True):
         layers += [Layer(mixers[kind], None, first, around=attend), Layer(None, experts[moe], second, around=feed)]
@@ -110,7 +110,7 @@ def _mixers(config: Config) -> Mapping[str, tuple[Mixer, ...]]:
     return mixers
 
 
-def _experts(config: Config) -> Mapping[str, MoE]:
+def build_experts(config: Config) -> Mapping[str, MoE]:
     """By the type of feed-forward part."""
     inner = integer(config, "moe_intermediate_size", default=2048)
     limit = real(config, "swiglu_limit", 1e-3, 1e6, default=10.0)
@@ -130,7 +130,7 @@ def _experts(config: Config) -> Mapping[str, MoE]:
     return {"moe": MoE(**said, correction="gate.bias"), "hash_moe": MoE(**said, table="gate.tid2eid", table_rows=rows)}
 
 
-def _without_nesting(config: Config) -> Config:
+def nest_positions(config: Config) -> Config:
     """The settings of positions by type, as transformers keeps them. Published files have those of compressed layers, without
     their base."""
     said = config.get("rope_parameters") or config.get("rope_scaling") or {}

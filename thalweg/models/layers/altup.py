@@ -38,7 +38,7 @@ class Streams:
         made = (product(x, p["enter"][i]["weight"], None) for i, product in self._ends["enter"].items())
         return torch.stack([x, *(_alike(other, x) for other in made)], 1)
 
-    def leave(self, p: Mapping[str, Any], x: Array) -> Array:
+    def leave(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         first, total = x[:, 0], x[:, 0]
         for i, product in self._ends["leave"].items():
             total = total + _alike(product(x[:, i + 1].contiguous(), p["leave"][i]["weight"], None), first)

@@ -55,11 +55,16 @@ class ClosedWindows:
 class Entries:
     """Between the mixers of a layer: the entries of this step, then the caches with all of them."""
 
-    windows: ClosedWindows
+    windows: ClosedWindows | None
+    """None: each token has an entry."""
     values: tuple[Array, ...]
     """[N, D] of each array, later the caches [blocks, m, D]."""
     group: int = 0
     """Of the caches."""
+    chosen: Array | None = None
+    """i32[T, K]: numbers of those that each token reads, where a layer has selected them for others too."""
+    blocks: Array | None = None
+    """i32[T, B]: numbers of blocks of entries among which later layers select, where a layer has selected them."""
 
 
 class WindowPooling:
@@ -74,15 +79,18 @@ class WindowPooling:
         self._down = Linear(ctx, weights["down"])
         self._write = ctx.bind(ops.index_write, size=sum(spec.outputs))
         self._pool = ctx.bind(ops.pool_windows, overlaps=spec.overlaps, rate=spec.rate)
-        self._rotary = spec.rope.dim
-        self._rope = _bind_rope(ctx, spec.rope, 1 if spec.index_dim else 0, 1)
+        self._rope: Any = None
+        if spec.rope is not None:
+            self._rotary = spec.rope.dim
+            self._rope = bind_rope(ctx, spec.rope, 1 if spec.index_dim else 0, 1)
         self.specs: dict[str, Any] = {"down": self._down.specs}
         self._norms = {}
         for key, size in (("", spec.dim), ("index_", spec.index_dim)):
             if size:
                 self._norms[key] = RMSNorm(ctx, declared.Norm("", size, spec.eps), weights[f"{key}norm"])
                 self.specs[f"{key}norm"] = self._norms[key].specs
-                self.specs[f"{key}bias"] = {"weight": ParamSpec(weights[f"{key}bias"]["weight"], "float32")}
+                if spec.biased:
+                    self.specs[f"{key}bias"] = {"weight": ParamSpec(weights[f"{key}bias"]["weight"], "float32")}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> None:
         batch, at = flow.batch, self._place
@@ -93,9 +101,15 @@ class WindowPooling:
         seq = torch.where(windows.ends < 0, 0, windows.seq)
         parts, made = pages.split([a + b for a, b in zip(self._outputs[::2], self._outputs[1::2], strict=True)], -1), []
         for (key, norm), part in zip(self._norms.items(), parts, strict=True):
-            made.append(norm(p[f"{key}norm"], self._pool(part, table, seq, windows.ends, p[f"{key}bias"]["weight"])))
+            bias = p.get(f"{key}bias", {}).get("weight")
+            if bias is None:
+                bias = torch.zeros((self._rate, part.shape[-1] // 2), device=x.device)
+            made.append(norm(p[f"{key}norm"], self._pool(part, table, seq, windows.ends, bias)))
+        if self._rope is None:
+            flow.entries = Entries(windows, tuple(made))
+            return
         starts = (windows.ends + 1 - self._rate).clamp(min=0)
-        still, turning = zip(*(_split_tail(each.unsqueeze(1), self._rotary) for each in made), strict=True)
+        still, turning = zip(*(split_tail(each.unsqueeze(1), self._rotary) for each in made), strict=True)
         turned = self._rope(turning[-1], turning[0], starts, flow.tables[at.table])[::-1]
         values = tuple(torch.cat(pair, -1).squeeze(1) for pair in zip(still, turned, strict=False))
         flow.entries = Entries(windows, values)
@@ -116,6 +130,7 @@ class KeptEntries:
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> None:
         batch, at, found = flow.batch, self._place, flow.entries
         assert found is not None
+        assert found.windows is not None
         table = batch.block_tables[at.group]
         # One sequence more, whose rows go to the scratch block.
         table = torch.cat([table, torch.zeros_like(table[:1])])
@@ -149,9 +164,10 @@ class CompressedAttention:
             RMSNorm(ctx, declared.Norm("", size, spec.eps), weights[key])
             for key, size in (("q_norm", spec.q_latent), ("kv_norm", spec.head_dim))
         )
-        self._head_norm = ctx.bind(ops.rms_norm, size=spec.head_dim, eps=spec.eps)
-        self._rope = _bind_rope(ctx, spec.rope, self._heads + self._index_heads, 1)
-        self._back = _bind_rope(ctx, spec.rope, self._heads, 0)
+        self._head_norm = ctx.bind(ops.rms_norm, size=spec.head_dim, eps=spec.eps) if spec.normed else None
+        self._round = ctx.bind(ops.round_groups, form=spec.form, group=declared.compressed.GROUP) if spec.form else None
+        self._rope = bind_rope(ctx, spec.rope, self._heads + self._index_heads, 1)
+        self._back = bind_rope(ctx, spec.rope, self._heads, 0)
         self._write = ctx.bind(ops.index_write, size=spec.head_dim)
         self._attend = ctx.bind(
             ops.compressed_attention, scale=spec.head_dim**-0.5, window=spec.window, heads=self._heads, size=spec.head_dim
@@ -179,16 +195,20 @@ class CompressedAttention:
         down = self._down(p["down"], x, flow)
         latent, key = down.split([down.shape[1] - self._dim, self._dim], -1)
         latent = self._q_norm(p["q_norm"], latent.contiguous())
-        q = self._head_norm(self._q(p["q"], latent, flow).unflatten(-1, (self._heads, self._dim)))
+        q = self._q(p["q"], latent, flow).unflatten(-1, (self._heads, self._dim))
+        if self._head_norm is not None:
+            q = self._head_norm(q)
         key = self._kv_norm(p["kv_norm"], key.contiguous()).unsqueeze(1)
-        (still, turning), (key, tail) = _split_tail(q, rotary), _split_tail(key, rotary)
+        (still, turning), (key, tail) = split_tail(q, rotary), split_tail(key, rotary)
         index = None
         if not self._all:
             index = self._index_q(p["index_q"], latent, flow).unflatten(-1, (self._index_heads, self._index_dim))
-            index, index_tail = _split_tail(index, rotary)
+            index, index_tail = split_tail(index, rotary)
             turning = torch.cat([turning, index_tail], 1)
         turning, tail = self._rope(turning, tail, batch.positions, angles)
         q, key = torch.cat([still, turning[:, : self._heads]], -1), torch.cat([key, tail], -1)
+        if self._round is not None:
+            key = self._round(key)
         if index is not None:
             index = torch.cat([index, turning[:, self._heads :]], -1)
         pages = self._write(flow.caches[at.layer], key.squeeze(1), table, batch.token_seq, batch.positions, batch.slots)
@@ -197,7 +217,7 @@ class CompressedAttention:
         out = self._attend(
             q, pages, table, batch.token_seq, batch.positions, p["sinks"]["weight"], entries, entry_table, chosen
         )
-        still, turning = _split_tail(out, rotary)
+        still, turning = split_tail(out, rotary)
         # The inverse rotation is the rotation of pairs in the other order.
         back = _swap_pairs(self._back(_swap_pairs(turning), _swap_pairs(turning), batch.positions, angles)[0])
         out = torch.cat([still, back], -1).reshape(out.shape[0], self._groups, -1)
@@ -222,14 +242,14 @@ class CompressedAttention:
         return held, table, torch.where(at <= last[:, None], at, -1)
 
 
-def _bind_rope(ctx: Context, rope: declared.Rope, heads: int, kv_heads: int) -> Any:
+def bind_rope(ctx: Context, rope: declared.Rope, heads: int, kv_heads: int) -> Any:
     return ctx.bind(
         ops.rope, rotary_dim=rope.dim, interleaved=rope.interleaved, heads=max(1, heads), kv_heads=max(1, kv_heads),
         head_dim=rope.dim,
     )  # fmt: skip
 
 
-def _split_tail(x: Array, size: int) -> tuple[Array, Array]:
+def split_tail(x: Array, size: int) -> tuple[Array, Array]:
     """The last `size` values of each head, and those before: x [T, heads, D]."""
     still, tail = x.split([x.shape[-1] - size, size], -1)
     return still, tail.contiguous()

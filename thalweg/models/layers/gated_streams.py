@@ -61,7 +61,7 @@ class GatedStreams:
     def enter(self, p: Mapping[str, Any], x: Array) -> Array:
         return torch.stack([x] * self._count, 1)
 
-    def leave(self, p: Mapping[str, Any], x: Array) -> Array:
+    def leave(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         return self._gates(p, x)[0]
 
 

@@ -17,6 +17,7 @@ from thalweg.hal.weights import DENSE
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow
+from thalweg.models.layers.engram import EngramInput
 from thalweg.models.layers.perlayer import Inner
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import linear_spec
@@ -46,14 +47,16 @@ class HyperStreams:
     """x [T, hidden] -> streams, and back."""
 
     def __init__(self, ctx: Context, spec: declared.HyperStreams, weights: Mapping[str, Any]) -> None:
-        self._count, self._eps = spec.count, spec.hyper_eps
+        self._count, self._eps, self._carried = spec.count, spec.hyper_eps, spec.carried
         self._logits = StreamLogits(ctx, spec.eps, weights) if weights else None
         self.specs = {} if self._logits is None else self._logits.specs
 
     def enter(self, p: Mapping[str, Any], x: Array) -> Array:
         return torch.stack([x] * self._count, 1)
 
-    def leave(self, p: Mapping[str, Any], x: Array) -> Array:
+    def leave(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
+        if self._carried:
+            return enter_part(x, flow)
         if self._logits is None:
             return (sum_streams(None, x) / self._count).to(x.dtype)
         weight = sigmoid(self._logits(p, x) * p["scale"]["weight"] + p["base"]["weight"]) + self._eps
@@ -74,12 +77,21 @@ class HyperConnection:
             self._weights = ctx.binder.bind(
                 ops.hyper_weights, dtype="float32", streams=spec.streams, iters=spec.iters, eps=spec.hyper_eps
             )
-        self.specs = inner.specs | {"around": self._logits.specs}
+        own = dict(self._logits.specs)
+        self._carried, self._inputs = spec.carried, None
+        if spec.inputs is not None:
+            self._inputs = EngramInput(ctx, spec.inputs, weights["inputs"], inner.places[0])
+            own["inputs"] = self._inputs.specs
+        self.specs = inner.specs | {"around": own}
 
     def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
         own = p["around"]
+        if self._inputs is not None:
+            x = x + self._inputs(own["inputs"], x, flow)
         pre, post, comb = self._weights(self._logits(own, x), own["base"]["weight"], own["scale"]["weight"])
-        found = self._inner(p, sum_streams(pre, x).to(x.dtype), None, flow)[0]  # the streams have what a layer adds it to
+        entered = enter_part(x, flow) if self._carried else sum_streams(pre, x).to(x.dtype)
+        flow.stream_weights = pre if self._carried else None
+        found = self._inner(p, entered, None, flow)[0]  # the streams have what a layer adds it to
         wide = x.to(torch.float32)
         total = post[:, :, None] * found.to(torch.float32)[:, None]
         if comb is None:
@@ -93,6 +105,12 @@ class HyperConnection:
         n = logits.shape[1] // 2
         pre = sigmoid(logits[:, :n] * scale[0] + base[:n]) + self._eps
         return pre, self._magnitude * sigmoid(logits[:, n:] * scale[1] + base[n:]) + self._eps, None
+
+
+def enter_part(x: Array, flow: Flow) -> Array:
+    """Streams [T, n, hidden] -> their sum [T, hidden], with the weights that the part before has computed."""
+    weight = flow.stream_weights
+    return x[:, 0] if weight is None else sum_streams(weight, x).to(x.dtype)
 
 
 def sum_streams(weight: Array | None, x: Array) -> Array:

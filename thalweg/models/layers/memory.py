@@ -27,7 +27,7 @@ class MemoryStreams:
     def enter(self, p: Mapping[str, Any], x: Array) -> Array:
         return torch.cat((x, x), -1)
 
-    def leave(self, p: Mapping[str, Any], x: Array) -> Array:
+    def leave(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         return x.chunk(2, -1)[0].contiguous()
 
 

@@ -54,7 +54,7 @@ class ResidualBlocks:
     def enter(self, p: Mapping[str, Any], x: Array) -> Array:
         return x.unsqueeze(1)
 
-    def leave(self, p: Mapping[str, Any], x: Array) -> Array:
+    def leave(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         return self._mean(p, x)
 
 

@@ -31,6 +31,7 @@ from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.depth import CodeRows, DepthSpec, PositionText, TextTable
 from thalweg.models.spec.differential import DifferentialAttention
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
+from thalweg.models.spec.engram import EngramInput
 from thalweg.models.spec.entrances import FrameConvolutions, FrameProjection, SampleConvolutions
 from thalweg.models.spec.fastconformer import FastConformerSpec, LanguagePrompt
 from thalweg.models.spec.frame_source import FrameSource
@@ -91,6 +92,7 @@ from thalweg.models.spec.rglru import GatedRecurrence
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, describe_stretch, rope_type
 from thalweg.models.spec.rwkv import AverageMix, ChannelMix, DeltaMix
 from thalweg.models.spec.sam import ClipReaderSpec, QueryEncoderSpec, SamSpec
+from thalweg.models.spec.shared_entries import SharedAttention, SharedEntries
 from thalweg.models.spec.short_conv import ShortConv
 from thalweg.models.spec.shortcut import ShortcutMoE
 from thalweg.models.spec.sparse import SparseMLP
@@ -150,6 +152,7 @@ __all__ = [
     "DisentangledAttention",
     "Distances",
     "EmbedProjection",
+    "EngramInput",
     "FastConformerSpec",
     "FrameConvolutions",
     "FrameProjection",
@@ -227,6 +230,8 @@ __all__ = [
     "SampleConvolutions",
     "Scale",
     "ScaledNorm",
+    "SharedAttention",
+    "SharedEntries",
     "ShortConv",
     "ShortcutMoE",
     "SourceMLP",

@@ -11,6 +11,9 @@ from thalweg.models.spec.norm import Norm
 from thalweg.models.spec.rope import Rope
 from thalweg.models.weights import Source, Weight, Weights, linear, vector
 
+GROUP = 32
+"""Values of a rounded key, or of an index key, that share a scale."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPooling:
@@ -21,8 +24,10 @@ class WindowPooling:
     dim: int
     """Of an entry."""
     eps: float
-    rope: Rope
-    """Rotates the last values of an entry, at the position of its first token."""
+    rope: Rope | None
+    """Rotates the last values of an entry, at the position of its first token. None: the mixer after it does."""
+    biased: bool = True
+    """Gates have a bias for each token of the window."""
     overlaps: bool = False
     """An entry is made of the tokens of the window before too."""
     index_dim: int = 0
@@ -49,7 +54,10 @@ class WindowPooling:
         names = [f"{place}{part}" for place in places for part in ("wkv", "wgate")]
         made: dict[str, Weights] = {"down": linear(dict(zip(names, self.outputs, strict=True)), hidden, shard=None)}
         for key, place, size, width in zip(("", "index_"), places, (self.dim, self.index_dim), self.outputs[::2], strict=False):
-            made[f"{key}bias"] = {"weight": Weight((Source(f"{place}ape", (self.rate, width)),), fill="zeros", dtype="float32")}
+            if self.biased:
+                made[f"{key}bias"] = {
+                    "weight": Weight((Source(f"{place}ape", (self.rate, width)),), fill="zeros", dtype="float32")
+                }
             made[f"{key}norm"] = Norm("norm", size, self.eps).weights(place)
         return made
 
@@ -78,8 +86,8 @@ class KeptEntries:
 class CompressedAttention:
     """Attention of many heads to one key, which is the value too: to those of the last `window` tokens, and to entries of
     `KeptEntries`, where it follows that mixer (`ops.compressed_attention`). Queries come from a latent, and are normed per
-    head. Positions are rotated in the last values of q and k, and back in the output. Groups of heads have a
-    low-rank projection each before the last."""
+    head where they are `normed`. Positions are rotated in the last values of q and k, and back in the output. Groups of
+    heads have a low-rank projection each before the last."""
 
     heads: int
     head_dim: int
@@ -96,6 +104,10 @@ class CompressedAttention:
     """Entries that a token reads, selected by an indexer (`ops.index_top`). 0 = all."""
     index_heads: int = 0
     index_dim: int = 0
+    normed: bool = True
+    """Are queries?"""
+    form: str = ""
+    """Of `ops.round_groups`, by which keys are rounded in groups of `GROUP`; "" = they are not."""
     name: str = "attn"
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thalweg.models.spec.engram import EngramInput
 from thalweg.models.weights import Source, Weight, Weights
 
 
@@ -17,6 +18,8 @@ class HyperStreams:
     hyper_eps: float
     head: str = "hc_head_"
     """Prefix of the tensors that weigh the streams at the end. "": the result is their mean."""
+    carried: bool = False
+    """The last part of the last layer has computed their weights. Requires an empty `head`."""
 
     def weights(self, at: str, hidden: int) -> Weights:
         if not self.head:
@@ -39,11 +42,22 @@ class HyperConnection:
     hyper_eps: float
     name: str
     """Prefix of its tensors."""
+    carried: bool = False
+    """The input's weights are those that the part before has computed, and its own are the next part's. Requires `iters`."""
+    inputs: EngramInput | None = None
+    """Added to the streams first. The layer's first mixer is then its `cache`."""
+
+    @property
+    def table_bytes(self) -> int:
+        """Of computed tables."""
+        return self.inputs.table_bytes if self.inputs is not None else 0
 
     def weights(self, at: str, hidden: int) -> Weights:
-        n, at = self.streams, f"{at}{self.name}"
+        prefix, n, at = at, self.streams, f"{at}{self.name}"
         outputs = (2 + n) * n if self.iters else 2 * n
+        more = {} if self.inputs is None else {"inputs": self.inputs.weights(prefix, hidden)}
         return {
+            **more,
             "fn": _whole(f"{at}fn", outputs, n * hidden),
             "base": _whole(f"{at}base", outputs),
             "scale": _whole(f"{at}scale", 3 if self.iters else 2),

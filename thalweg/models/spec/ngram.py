@@ -73,12 +73,7 @@ class NGramInput:
     def rows(self) -> tuple[int, ...]:
         """Rows of each head's table."""
         each = self.heads * (self.size - 1)
-        primes, number = list[int](), self.base - 1
-        while len(primes) < each * (self.index + 1):
-            number += 1
-            if _is_prime(number):
-                primes.append(number)
-        return tuple(primes[each * self.index :])
+        return primes_from(self.base, each * (self.index + 1))[each * self.index :]
 
     @property
     def multipliers(self) -> tuple[int, ...]:
@@ -108,6 +103,16 @@ class NGramInput:
             **{k: {"weight": vector(f"{at}{k}.weight", wide)} for k in ("norm_key", "norm_query", "norm_conv")},
             "conv": {"weight": Weight((Source(f"{at}conv1d.weight", (wide, 1, self.taps)),))},
         }
+
+
+def primes_from(base: int, count: int) -> tuple[int, ...]:
+    """The first primes that are at least `base`."""
+    primes, number = list[int](), base - 1
+    while len(primes) < count:
+        number += 1
+        if _is_prime(number):
+            primes.append(number)
+    return tuple(primes)
 
 
 _GAMMA, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1

@@ -60,7 +60,7 @@ class Fp8(Format):
                     self._scale(layer): WeightPart(((out, -(-fan_in // MICRO.group)),), dtypes=SCALES)}  # fmt: skip
         made = {"weight": WeightPart((shape,), dtypes=("float8_e4m3fn",))}
         if self._block:
-            rows, columns = self._block
+            rows, columns = self._rows(layer, out), self._block[1]
             made[self._scale(layer)] = WeightPart(((-(-out // rows), -(-fan_in // columns)),), dtypes=SCALES)
         else:
             made[self._scale(layer)] = WeightPart(whole(out), dtypes=FLOATS)
@@ -73,7 +73,7 @@ class Fp8(Format):
         scales = wide(get(self._scale(layer)), layer)
         if form == MICRO:
             return QTensor(form, shape, {"codes": float4(get("weight")), "scales": scales})
-        scales = by_rows(scales, self._block[0], shape[0]) if self._block else per_row(scales, shape[0])
+        scales = by_rows(scales, self._rows(layer, shape[0]), shape[0]) if self._block else per_row(scales, shape[0])
         data = {"codes": get("weight"), "scales": scales}
         if form.own_scale:
             data["input_scale"] = get("input_scale").float().reshape(1, 1)
@@ -82,6 +82,12 @@ class Fp8(Format):
     def _micro(self, layer: str) -> bool:
         stored = self.entry(f"{layer}.weight")
         return stored is not None and stored[0] in BYTES
+
+    def _rows(self, layer: str, outputs: int) -> int:
+        """Rows of a block: one where the files have a row of scales for each output, as tables of embeddings do."""
+        assert self._block is not None
+        stored = self.entry(f"{layer}.{self._scale(layer)}")
+        return 1 if stored is not None and stored[1][:1] == (outputs,) else self._block[0]
 
     def _scale(self, layer: str) -> str:
         """The name of the layer's scale."""
