@@ -165,6 +165,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Gemma4UnifiedForConditionalGeneration": f"{_FAMILIES}.gemma4:gemma4_unified",
     "GemmaForCausalLM": f"{_FAMILIES}.gemma:gemma",
     "GigaChat35ForCausalLM": f"{_FAMILIES}.gigachat35:gigachat35",
+    "GitForCausalLM": f"{_FAMILIES}.git:git",
     "Glm4ForCausalLM": f"{_FAMILIES}.glm4:glm4",
     "Glm4MoeForCausalLM": f"{_FAMILIES}.glm4_moe:glm4_moe",
     "Glm4MoeLiteForCausalLM": f"{_FAMILIES}.glm4_moe_lite:glm4_moe_lite",

@@ -399,7 +399,7 @@ class Decoder:
         overlays = batch.get(Overlays)
         if laid is not None and self.spec.overlays_added:
             x = x + laid.to(x.dtype)
-        elif overlays is not None and laid is not None:
+        elif overlays is not None and laid is not None and not self.spec.overlays_last:
             x = torch.where((overlays.pick >= 0).unsqueeze(1), laid[:, : self.hidden].to(x.dtype), x)
         added = [table(params["learned"][i], batch, types) for i, table in enumerate(self._learned)]
         late = self.spec.learned_after_norm
@@ -409,6 +409,8 @@ class Decoder:
             x = self._embed_norm(params.get("embed_norm", {}), x)  # a norm may have no weight
         for each in added if late else ():
             x = x + each
+        if overlays is not None and laid is not None and self.spec.overlays_last:
+            x = torch.where((overlays.pick >= 0).unsqueeze(1), laid.to(x.dtype), x)
         return x if self._embed_projection is None else self._embed_projection(params["embed_projection"], x)
 
     def embed(self, params: Any, tokens: Array) -> Array:

@@ -24,6 +24,7 @@ from thalweg.media.processors.florence2 import Florence2, florence2
 from thalweg.media.processors.fuyu import Fuyu, fuyu
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
+from thalweg.media.processors.git import Git, git
 from thalweg.media.processors.glm5_next import Glm5Next, glm5_next
 from thalweg.media.processors.granite_docling import GraniteDocling, granite_docling
 from thalweg.media.processors.hunyuan import HunYuanVL, Hy4, hunyuan_vl, hy_v4_vl
@@ -118,6 +119,7 @@ Processor = (
     | Fuyu
     | Gemma3
     | Gemma4
+    | Git
     | Glm4v
     | Glm5Next
     | GotOcr
@@ -209,6 +211,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Gemma3ForConditionalGeneration": gemma3,
     "EmbeddingGemma2Model": gemma4,
     "Gemma4ForConditionalGeneration": gemma4,
+    "GitForCausalLM": git,
     "Glm46VForConditionalGeneration": glm4v,
     "Glm4vForConditionalGeneration": glm4v,
     "Glm4vMoeForConditionalGeneration": glm4v,

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from thalweg.errors import ConfigError
 from thalweg.hal import ops
+from thalweg.hal.parts.axes import Axes
 from thalweg.hal.step import Array, StepBatch
 from thalweg.hal.weights import DENSE
 from thalweg.models.adapters import HEAD, AdapterRows, LinearAdapter, TableAdapter
@@ -62,8 +63,10 @@ class AddedEmbedding:
     def __call__(self, p: Mapping[str, Any], batch: StepBatch, types: Array | None) -> Array:
         """[T, hidden]. types: i32[T]; None: all tokens are of type 0."""
         if self._by == "position":
+            axes, at = batch.get(Axes), batch.positions + self._first
+            at = at if axes is None else at + axes.shift[:, 0]  # of text behind an image that has no positions
             # Padding of a step counts its positions on and on.
-            return self._op((batch.positions + self._first).clamp(max=self._last), p["weight"])
+            return self._op(at.clamp(max=self._last), p["weight"])
         same = types is None or self._by == "first"
         return self._op(torch.zeros_like(batch.positions) if same else types, p["weight"])
 

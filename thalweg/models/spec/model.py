@@ -230,6 +230,8 @@ class ModelSpec:
     """The addition to its matrices."""
     overlays_added: bool = False
     """Vectors of a sequence are added to the embeddings of its tokens. False: they replace those of placeholders."""
+    overlays_last: bool = False
+    """They replace the first layer's input: neither a position nor `embed_norm` is applied to them."""
     audio: (
         AudioSpec
         | BlockTranscriberSpec

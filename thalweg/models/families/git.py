@@ -1,0 +1,53 @@
+"""GIT: CLIP's encoder, whose vectors stand before the text in a causal decoder with BERT's layers (Wang et al. 2022,
+https://arxiv.org/abs/2205.14100)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thalweg.checkpoint.config import BESIDE, Config
+from thalweg.models.families.bert_decoder import causal
+from thalweg.models.families.common import hidden_size
+from thalweg.models.families.multimodal import is_blind, seeing
+from thalweg.models.families.towers.clip import encoder
+from thalweg.models.families.towers.common import outer_config, size, vision_config
+from thalweg.models.spec import Attention, Layer, LayerNorm, ModelSpec, VisionSpec
+from thalweg.models.spec.vision import ProjectorLayer, ProjectorSpec
+
+VISION = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "image_size": 224,
+    "patch_size": 16, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "model_type": "clip_vision_model",
+}  # fmt: skip
+PROJECTOR = "visual_projection.visual_projection."
+NAMES = (
+    ("git.image_encoder.vision_model.", "model.vision_tower."), ("git.image_encoder.", "model.vision_tower."),
+    (f"git.{PROJECTOR}", f"model.{PROJECTOR}"),
+)  # fmt: skip
+UNREAD = ("git.img_temporal_embedding.", "img_temporal_embedding.")
+"""Of videos."""
+
+
+def git(config: Config) -> ModelSpec:
+    plain = {"type_vocab_size": 1, "tie_word_embeddings": False, **config, "is_decoder": True}
+    made = causal(plain, "git.", "output")
+    layers = tuple(_span(each) for each in made.layers)
+    learned = tuple(each for each in made.learned if each.by == "position")
+    made = replace(made, layers=layers, learned=learned, overlays_last=True)
+    blind = ("model.vision_tower.", f"model.{PROJECTOR}") if is_blind(config) else ()
+    return seeing(made, config, _encoder, replace=(*NAMES, *made.names.replace), skip=(*made.names.skip, *UNREAD, *blind))
+
+
+def _span(layer: Layer) -> Layer:
+    """Tokens of an image attend to each other."""
+    assert isinstance(layer.mixer, Attention)
+    return replace(layer, mixer=replace(layer.mixer, spans=True))
+
+
+def _encoder(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
+    """All layers, and the norm behind them."""
+    said = {**VISION, **vision_config(config), "model_type": "clip_vision_model"}
+    around = {**config, BESIDE: {**outer_config(config), "vision_config": said}}
+    hidden, norm = hidden_size(config), LayerNorm("1", hidden_size(config), float(said["layer_norm_eps"]))
+    step = ProjectorLayer("0", size(said, "hidden_size", 768), hidden, True, norm=norm)
+    projector = ProjectorSpec(root=f"model.{PROJECTOR}", steps=(step,))
+    return encoder(around, size(said, "num_hidden_layers", 12), projector, normed=True)
