@@ -108,7 +108,7 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
             "[Speech output](audio.md#speech) (VITS, MMS-TTS, CSM, Qwen3-Omni's talker)",
             "RUUUN",
             ("tests/models/test_vits.py", "tests/models/test_csm.py", "tests/models/test_omni_talker.py"),
-            note="no spoken answers in chat",
+            note="Qwen3-Omni speaks its answers in chat",
         ),
     ),
     "Weights": (

@@ -70,6 +70,8 @@ class AsyncLLM(PauseMethods, ScaleMethods, OperationMethods, WeightTransferMetho
         self._client = ClientCore(frontend, random.SystemRandom())
         self._opening: asyncio.Task[None] | None = None
         self._open_for_requests = False
+        self.talker: AsyncLLM | None = None
+        """The engine that speaks the answers. None: there is none, or it has not started."""
         self._streams: dict[str, OutputStream] = {}
         self._stats: m.Stats | None = None
         self._dead: ThalwegError | None = None
@@ -129,10 +131,20 @@ class AsyncLLM(PauseMethods, ScaleMethods, OperationMethods, WeightTransferMetho
             raise
         mark("canary answered")
         self.kernel_plan, self.load_seconds = ready.plan, ready.load_seconds
+        try:
+            await self._open_talker()
+        except BaseException:
+            await self._supervisor.stop()
+            self._client.close()
+            raise
         self._client.connect(ready.config)
         if self._client.structured is not None:
             self._warm = asyncio.create_task(self._tell_vocabulary())
         self._open_for_requests = True
+
+    async def _open_talker(self) -> None:
+        if self._frontend.args.enable_talker and (args := await asyncio.to_thread(self._frontend.talker_args)) is not None:
+            self.talker = await AsyncLLM.start(args)
 
     async def _wait_admission(self, request_id: str) -> None:
         """Wait until the engine accepts requests. EngineDeadError if it never will again."""
@@ -321,6 +333,8 @@ class AsyncLLM(PauseMethods, ScaleMethods, OperationMethods, WeightTransferMetho
         if self._transfer is not None:  # first: the process may exit before the engines have ended
             await self._transfer.close()
         await asyncio.wait_for(self._end_engines(), timeout)
+        if self.talker is not None:
+            await self.talker.shutdown(timeout)
         self._client.close()
         self._die(EngineDeadError("the engine was shut down"))
 

@@ -31,6 +31,8 @@ class InfoMethods(NoVllmConfig):
     _supervisor: Engines
     _dead: ThalwegError | None
     _stats: Stats | None
+    talker: Any
+    """`AsyncLLM.talker`."""
 
     # ------------------------------------------------------------ the model
 
@@ -129,6 +131,8 @@ class InfoMethods(NoVllmConfig):
         """EngineDeadError if there is no engine and there will be none. A restart is no error: see `ready`."""
         if self._dead or self.state in ("failed", "stopped"):
             raise EngineDeadError(str(self._dead or self.why_not_ready))
+        if self.talker is not None:
+            await self.talker.check_health()
 
     async def do_log_stats(self) -> None:
         """The latest snapshot, as a line of the log."""

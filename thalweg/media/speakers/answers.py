@@ -6,10 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from thalweg.errors import RequestError
+from thalweg.media.audio_files import COMPRESSED, missing_package, open_encoder, to_int16, wav_header
 from thalweg.media.speakers.base import SpeechSettings
 
-TEXT, SOUND = "text", "audio"
+TEXT, SPEECH = "text", "audio"
+"""Modalities of answers."""
+FORMS = {"pcm16": "pcm", "wav": "wav", **{form: form for form in COMPRESSED}}
+"""A client's name of a format -> that of an encoder."""
+STREAMED = "pcm16"
+"""The format of streams."""
 FIELDS = ("voice", "format", "temperature", "seed")
 DISABLED = "modalities: this model was loaded without a part that speaks; send ['text'], or see --enable-talker"
 MEDIA = "modalities: an answer to images, audio or video cannot be spoken by this version; send ['text']"
@@ -30,13 +38,13 @@ def read_modalities(modalities: Any, said: Any, seed: int) -> SpokenAnswer | Non
     """How an answer is spoken, from these two fields of a request. None: it is not. seed: unless `said` has one. RequestError
     names the field."""
     known = modalities is None or (
-        isinstance(modalities, Sequence) and not isinstance(modalities, str) and set(modalities) <= {TEXT, SOUND}
+        isinstance(modalities, Sequence) and not isinstance(modalities, str) and set(modalities) <= {TEXT, SPEECH}
     )
     if not known or (modalities is not None and not modalities):
-        raise RequestError(f"modalities: must be a list of {TEXT} and {SOUND}, not {modalities!r:.80}", "modalities")
-    if modalities is None or SOUND not in modalities:
+        raise RequestError(f"modalities: must be a list of {TEXT} and {SPEECH}, not {modalities!r:.80}", "modalities")
+    if modalities is None or SPEECH not in modalities:
         if said is not None:
-            raise RequestError(f"audio: needs modalities with {SOUND!r}", "audio")
+            raise RequestError(f"audio: needs modalities with {SPEECH!r}", "audio")
         return None
     if said is not None and not isinstance(said, Mapping):
         raise RequestError(f'audio: must be like {{"voice": NAME, "format": "wav"}}, not {said!r:.80}', "audio")
@@ -56,3 +64,25 @@ def read_modalities(modalities: Any, said: Any, seed: int) -> SpokenAnswer | Non
         raise RequestError(f"audio.temperature: must be a number from 0 to 2, not {warmth!r:.80}", "audio.temperature")
     settings = SpeechSettings(voice=voice, seed=seed if chosen is None else chosen, temperature=warmth)
     return SpokenAnswer(settings=settings, form=form, written=TEXT in modalities)
+
+
+def find_encoder(spoken: SpokenAnswer, stream: bool) -> str:
+    """The encoder of an answer's samples. RequestError names the field."""
+    form = spoken.form or (STREAMED if stream else "wav")
+    if form not in FORMS:
+        raise RequestError(f"audio.format: unknown {form!r:.40}; known: {', '.join(FORMS)}", "audio.format")
+    if stream and form != STREAMED:
+        raise RequestError(f"audio.format: a stream has {STREAMED}; send it, or leave out stream", "audio.format")
+    if package := missing_package(form):
+        raise RequestError(
+            f"audio.format: {form} requires the package {package} (thalweg[speech]); install it, or use wav", "audio.format"
+        )
+    return FORMS[form]
+
+
+def write_file(form: str, rate: int, samples: np.ndarray) -> bytes:
+    """The whole file of samples f32[n]. form: an encoder."""
+    if form == "wav":  # its header has its length
+        return wav_header(rate, len(samples)) + to_int16(samples).tobytes()
+    encoder = open_encoder(form, rate)
+    return (encoder.write(samples) if len(samples) else b"") + encoder.close()

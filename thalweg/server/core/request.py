@@ -191,6 +191,15 @@ class MessageToolCall(WireModel):
     function: FunctionCall
 
 
+class EarlierSpeech(WireModel):
+    """Of a reply that was spoken, sent back as history. The model reads its text."""
+
+    id: Label | None = None
+    data: Text | None = None
+    expires_at: Whole | None = None
+    transcript: Text | None = None
+
+
 class ChatMessage(WireModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
@@ -202,11 +211,15 @@ class ChatMessage(WireModel):
     # Fields of replies, so that a reply can be sent back as history. They must be empty.
     refusal: Text | None = None
     annotations: Annotated[list[Any], MaxBytes(2**20), Field(max_length=1024)] | None = None
-    audio: None = None
     function_call: None = None
+    audio: EarlierSpeech | None = None
 
     @model_validator(mode="after")
     def _rules(self) -> ChatMessage:
+        if (said := self.audio) is not None and not self.content:
+            if not said.transcript:
+                raise ValueError("earlier speech is not kept here: send its transcript as content")
+            self.content = said.transcript
         if self.content is None and self.role != "assistant":
             raise ValueError(f"a message of role {self.role} needs content")
         if self.tool_calls and self.role != "assistant":
@@ -278,6 +291,9 @@ class ChatRequest(GenerationRequest, ChatFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: Flag | None = True
     include_reasoning: Flag | None = True
+    modalities: Annotated[list[Label], Field(max_length=8)] | None = None
+    audio: Json | None = None
+    """How the answer is spoken, with modalities that include it."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
     @property

@@ -7,6 +7,7 @@ names errors as the client does. No other code does so for generated text.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -19,13 +20,17 @@ from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.sampling import chat_params
 from thalweg.server.core.serving import Serving
-from thalweg.server.errors import ErrorForm
+from thalweg.server.errors import ApiError, ErrorForm
 from thalweg.server.http.answer import OPENAI, STARTED, EventStream, or_disconnect
 
 
-async def prepare_chat(serving: Serving, request: ChatRequest) -> tuple[SamplingParams, dict[str, Any], Answer]:
+async def prepare_chat(
+    serving: Serving, request: ChatRequest, speaks: bool = False
+) -> tuple[SamplingParams, dict[str, Any], Answer]:
     """The engine's inputs for a conversation: parameters, a prompt with its token ids, and the parser of the answer.
-    RequestError or ApiError names the field, as ChatRequest has it."""
+    RequestError or ApiError names the field, as ChatRequest has it. speaks: can the route give spoken answers?"""
+    if not speaks and request.modalities not in (None, ["text"]):
+        raise ApiError("modalities: this route gives text; send ['text']", "modalities")
     params = chat_params(request, serving.engine.default_sampling)
     bound = serving.conversation.chat_format.select(request)
     if bound is not None and bound.marked:
@@ -40,7 +45,7 @@ async def prepare_chat(serving: Serving, request: ChatRequest) -> tuple[Sampling
 class TurnReply:
     """The answer to one job, whole or as a stream. A dialect writes it with a subclass.
 
-    A whole answer calls `write_body`. A stream calls `begin`, `write` for each output, `settle` and `end`, in this order.
+    A whole answer calls `write_body`. A stream calls `begin`, `write` for each output, `settle`, `rest` and `end`, in order.
     Counts include the outputs up to the call.
     """
 
@@ -85,6 +90,11 @@ class TurnReply:
 
     async def settle(self) -> None:
         """Slow work before the end can be written."""
+
+    async def rest(self) -> AsyncGenerator[bytes, None]:
+        """Frames behind those of the last output, as they are computed."""
+        return
+        yield b""
 
     def end(self) -> Iterable[bytes]:
         """Frames after those of the last output."""
@@ -138,6 +148,9 @@ class TurnReply:
                 for frame in self.write(i, output):
                     yield frame
             await self.settle()
+            async with aclosing(self.rest()) as rest:
+                async for frame in rest:
+                    yield frame
             for frame in self.end():
                 yield frame
         except Exception as e:

@@ -14,6 +14,7 @@ from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.request import ChatRequest
 from thalweg.server.core.sampling import chat_name
 from thalweg.server.core.serving import Serving
+from thalweg.server.core.speech import check_speech
 from thalweg.server.core.turn import TurnReply, prepare_chat
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import DONE
@@ -25,9 +26,15 @@ from thalweg.server.openai.chunks import ChunkWriter
 async def chat_completions(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(ChatRequest, body))
     serving.model_name(request.model)
-    params, prompt, answer = await prepare_chat(serving, request)
+    params, prompt, answer = await prepare_chat(serving, request, speaks=True)
+    speaker = check_speech(serving, request, prompt, params)
     job = serving.job("chatcmpl", http, request, [prompt], params, ticket)
-    return await ChatReply(serving, job, request, answer).respond(http, bool(request.stream), request.ignored_fields)
+    reply = ChatReply(serving, job, request, answer)
+    if speaker is not None:
+        from thalweg.server.openai.spoken_chat import SpokenChatReply
+
+        reply = SpokenChatReply(serving, job, request, answer, speaker)
+    return await reply.respond(http, bool(request.stream), request.ignored_fields)
 
 
 class ChatReply(TurnReply):

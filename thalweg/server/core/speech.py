@@ -1,0 +1,100 @@
+"""Spoken answers: the talker's engine speaks what the engine of a chat has written."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thalweg.engine.client.media import MEDIA
+from thalweg.errors import RequestError
+from thalweg.media.speakers.answers import DISABLED, FIELDS, SPEECH, SpokenAnswer, find_encoder, read_modalities
+from thalweg.media.speakers.answers import MEDIA as MEDIA_REFUSED
+from thalweg.media.speakers.base import Speaker
+from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
+from thalweg.server.core.serving import Serving
+from thalweg.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from thalweg.async_llm import AsyncLLM
+
+FIRST = 8
+"""Frames of the first part of an answer. Each later part has as many as those before it."""
+
+
+class AnswerSpeaker:
+    """Speaks the answer to one prompt."""
+
+    def __init__(self, serving: Serving, talker: AsyncLLM, speaker: Speaker, spoken: SpokenAnswer, form: str) -> None:
+        """form: of an encoder."""
+        self.serving, self.spoken, self.form, self.rate = serving, spoken, form, speaker.rate
+        self.frames = 0
+        """Frames so far."""
+        self._talker, self._speaker = talker, speaker
+
+    async def samples(self, job_id: str, asked: Sequence[int], answer: Sequence[int]) -> AsyncGenerator[np.ndarray, None]:
+        """f32[n] of the next part of the speech, as they are computed. asked: tokens of the prompt. Closing it aborts the
+        requests of the talker. ApiError."""
+        prompt = self._speaker.answer_prompt(asked, answer, self.spoken.settings)
+        if prompt is None:
+            return
+        params = SamplingParams(
+            max_tokens=None, detokenize=False, output_kind=RequestOutputKind.DELTA,
+            **self._speaker.sampling(self.spoken.settings),
+        )  # fmt: skip
+        known, sent, given = list[np.ndarray](), 0, 0
+        with self.serving.under_way(job_id) as request_id:
+            async with aclosing(self._talker.generate(prompt, params, request_id)) as outputs:
+                async for output in outputs:
+                    if output.error is not None:
+                        raise ApiError(output.error, status=500)
+                    known += self._speaker.frames(output.outputs[0])
+                    while len(known) >= max(FIRST, 2 * sent) or (output.finished and len(known) > sent):
+                        part = known[: max(FIRST, 2 * sent)]
+                        rows = await self._decode(request_id, part)
+                        yield self._speaker.samples(rows[given:])
+                        sent, given, self.frames = len(part), len(rows), len(part)
+
+    async def _decode(self, request_id: str, frames: Sequence[np.ndarray]) -> np.ndarray:
+        """Rows of samples."""
+        async with aclosing(
+            self._talker.encode(self._speaker.decoding(frames), PoolingParams(), f"{request_id}-samples")
+        ) as found:
+            output = await anext(found)
+        if output.error is not None:
+            raise ApiError(output.error, status=500)
+        rows: np.ndarray = output.outputs.data
+        return rows
+
+
+def check_speech(serving: Serving, request: Any, prompt: dict[str, Any], params: SamplingParams) -> AnswerSpeaker | None:
+    """What speaks the answer to a chat. None: it is not spoken. RequestError or ApiError names the field. request: a
+    ChatRequest. prompt: of the engine."""
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    spoken = read_modalities(request.modalities, request.audio, seed)
+    if spoken is None:
+        return None
+    talker: AsyncLLM | None = getattr(serving.engine, "talker", None)
+    speaker = None if talker is None else talker.speaker
+    if talker is None or speaker is None:
+        raise ApiError(DISABLED, "modalities")
+    form = find_encoder(spoken, bool(request.stream))
+    if params.n > 1:
+        raise ApiError("n: must be 1 for an answer that is spoken", "n")
+    if request.choice != "none":
+        raise ApiError("tools: an answer with calls cannot be spoken; leave out tools, or send modalities ['text']", "tools")
+    if prompt.get(MEDIA):
+        raise ApiError(MEDIA_REFUSED, "modalities")
+    try:
+        made = speaker.answer_prompt(prompt["prompt_token_ids"], [0, 0], spoken.settings)
+    except RequestError as e:
+        if e.param not in FIELDS:
+            raise
+        raise ApiError(f"{SPEECH}.{e}", f"{SPEECH}.{e.param}") from e
+    most = talker.config.model.longest_prompt
+    if made is not None and (size := len(made["prompt_token_ids"])) > most:
+        raise ApiError(f"messages: the talker reads {most} tokens of the user's turns, and these have {size}", "messages")
+    return AnswerSpeaker(serving, talker, speaker, spoken, form)
