@@ -49,6 +49,7 @@ _LING: dict[str, Any] = {
 }  # fmt: skip
 _HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "iquestloopcoder": ("IQuestLoopCoderForCausalLM", {**_GROUPED, "head_dim": 128, "loop_num": 2, "loop_window_size": 64}),
     "phi4flash": (
         "Phi4FlashForCausalLM",
         {**_without(_GROUPED, "rope_theta"), "num_hidden_layers": 4, "mb_per_layer": 2, "sliding_window": 512},

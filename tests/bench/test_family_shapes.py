@@ -40,8 +40,8 @@ def test_layers_named_by_number_keep_one_that_is_named() -> None:
 
 
 MORE_PAIRS = {
-    "alice_ai", "deepseek_v41", "glm5_next_text", "kimi_k3", "muse_spark_text", "nanbeige", "ouro", "phi4flash",
-    "rwkv7",
+    "alice_ai", "deepseek_v41", "glm5_next_text", "iquestloopcoder", "kimi_k3", "muse_spark_text", "nanbeige",
+    "ouro", "phi4flash", "rwkv7",
 }  # fmt: skip
 """The same of families in `family_configs`, and families whose layers run twice."""
 SEES = {

@@ -226,6 +226,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "InternVLChatModel": f"{_FAMILIES}.internvl:internvl_chat",
     "InternVLForConditionalGeneration": f"{_FAMILIES}.internvl:internvl",
     "IQuestCoderForCausalLM": f"{_FAMILIES}.llama:llama",
+    "IQuestLoopCoderForCausalLM": f"{_FAMILIES}.iquest_loop:iquest_loop",
     "JAISLMHeadModel": f"{_FAMILIES}.jais:jais",
     "Jais2ForCausalLM": f"{_FAMILIES}.jais2:jais2",
     "JambaForCausalLM": f"{_FAMILIES}.jamba:jamba",

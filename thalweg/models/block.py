@@ -34,6 +34,7 @@ from thalweg.models.layers.kda import KimiDeltaAttention
 from thalweg.models.layers.latent import LatentAttention
 from thalweg.models.layers.lightning import LightningAttention
 from thalweg.models.layers.long_encoder import GlobalLocalAttention, SummaryAttention
+from thalweg.models.layers.looped import LoopedAttention, LoopedHeads
 from thalweg.models.layers.mamba import Mamba
 from thalweg.models.layers.mamba2 import Mamba2
 from thalweg.models.layers.matrix_lstm import MatrixLSTM
@@ -85,6 +86,8 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.KimiDelta: KimiDeltaAttention,
     spec.LatentAttention: LatentAttention,
     spec.LightningAttention: LightningAttention,
+    spec.LoopedAttention: LoopedAttention,
+    spec.LoopedHeads: LoopedHeads,
     spec.Mamba: Mamba,
     spec.Mamba2: Mamba2,
     spec.MatrixLSTM: MatrixLSTM,

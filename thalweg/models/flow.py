@@ -61,6 +61,8 @@ class Flow:
     """[rows, hidden]: embeddings of token distances, in models whose layers read them."""
     heads: tuple[Array, Array, Array] | None = None
     """q [T, heads, D], k and v [T, kv_heads, D], from the mixer before attention that reads them."""
+    mixed: tuple[Array, Array] | None = None
+    """[T, heads, n] and [T, heads, 1]: what the next mixer adds to its heads, and the factor of these before."""
     routed: Array | None = None
     """[T, n]: what the last router with layers made of each token."""
     carried: Array | None = None

@@ -47,6 +47,7 @@ from thalweg.models.spec.latent import LatentAttention
 from thalweg.models.spec.latent_reader import LatentReaderSpec
 from thalweg.models.spec.lightning import LightningAttention
 from thalweg.models.spec.long_encoder import GlobalLocalAttention, SummaryAttention
+from thalweg.models.spec.looped import LoopedAttention, LoopedHeads
 from thalweg.models.spec.low_rank import LowRankProduct
 from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
@@ -186,6 +187,8 @@ __all__ = [
     "LayerNorm",
     "LearnedEmbedding",
     "LightningAttention",
+    "LoopedAttention",
+    "LoopedHeads",
     "LowRankMLP",
     "LowRankProduct",
     "MTPSpec",
