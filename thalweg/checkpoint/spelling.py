@@ -204,6 +204,10 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "vocab_size": 49_408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8,
         "max_position_embeddings": 77,
     },
+    ("fun_asr_nano", "qwen3"): {
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "max_position_embeddings": 40_960, "head_dim": 128, "vocab_size": 151_936,
+    },
     ("fuyu", "persimmon"): _PERSIMMON,
     ("glmasr", "llama"): {
         "vocab_size": 59_264, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,

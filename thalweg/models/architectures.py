@@ -180,6 +180,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "GlmOcrForConditionalGeneration": f"{_FAMILIES}.glm4v:glm_ocr",
     "GotOcr2ForConditionalGeneration": f"{_FAMILIES}.got_ocr2:got_ocr2",
     "GPT2ForSequenceClassification": f"{_FAMILIES}.gpt:gpt2_classifier",
+    "FunAsrNanoForConditionalGeneration": f"{_FAMILIES}.fun_asr_nano:fun_asr_nano",
     "FuyuForCausalLM": f"{_FAMILIES}.fuyu:fuyu",
     "GPT2LMHeadModel": f"{_FAMILIES}.gpt:gpt2",
     "GPT2Model": f"{_FAMILIES}.gpt:gpt2_embedder",

@@ -57,6 +57,7 @@ from thalweg.models.vision.conformer import Conformer
 from thalweg.models.vision.conformer_transcriber import ConformerTranscriber
 from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.masked import MaskedEncoder
+from thalweg.models.vision.memory_encoder import MemoryEncoder
 from thalweg.models.vision.patch_embedding import PatchEmbedding
 from thalweg.models.vision.patch_source import PatchEncoder
 from thalweg.models.vision.sam import SamEncoder
@@ -124,6 +125,7 @@ AUDIO: Mapping[type, Callable[..., Any]] = {
     spec.ConformerSpec: Conformer,
     spec.ConformerTranscriberSpec: ConformerTranscriber,
     spec.FastConformerSpec: FastConformer,
+    spec.MemoryEncoderSpec: MemoryEncoder,
     spec.Wav2VecSpec: Wav2VecEncoder,
     spec.WindowConformerSpec: WindowConformer,
 }

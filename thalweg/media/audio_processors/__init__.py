@@ -12,6 +12,7 @@ from thalweg.checkpoint.config import Config, architecture, folder, integer, rea
 from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.audio_processors.base import AudioProcessor
+from thalweg.media.audio_processors.fun_asr_nano import fun_asr_nano
 from thalweg.media.audio_processors.granite_speech import granite_speech
 from thalweg.media.audio_processors.granite_speech5 import granite_speech5
 from thalweg.media.audio_processors.kaldi import lasr, wav2vec2_bert
@@ -122,6 +123,7 @@ def _qwen3(config: Config, token: int) -> dict[str, Any]:
 AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "AudioFlamingo3ForConditionalGeneration": _audio_flamingo3,
     "Data2VecAudioForCTC": wav2vec,
+    "FunAsrNanoForConditionalGeneration": fun_asr_nano,
     "GlmAsrForConditionalGeneration": _glm_asr,
     "GraniteSpeech5ForCTC": granite_speech5,
     "GraniteSpeechForConditionalGeneration": granite_speech,

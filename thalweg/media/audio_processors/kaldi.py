@@ -48,13 +48,14 @@ def pair_spectra(sound: np.ndarray, bins: int) -> np.ndarray:
     return np.ascontiguousarray(logs[: count * PAIR].reshape(count, -1).T, F32)
 
 
-def kaldi_spectrum(sound: np.ndarray, bins: int) -> np.ndarray:
-    """f32[samples] at RATE -> f64[frames, bins]: natural logarithms of whole windows, as `fbank` of Kaldi computes them."""
-    windows = _windows(sound.astype(np.float64) * SCALE)
+def kaldi_spectrum(sound: np.ndarray, bins: int, *, scale: float = SCALE, shape: np.ndarray | None = None) -> np.ndarray:
+    """f32[samples] at RATE -> f64[frames, bins]: natural logarithms of whole windows, as `fbank` of Kaldi computes them.
+    scale: of samples. shape: of a window. None: Kaldi's."""
+    windows = _windows(sound.astype(np.float64) * scale)
     windows = windows - windows.mean(1, keepdims=True)
     first = windows[:, :1] * (1 - EMPHASIS)
     windows = np.concatenate((first, windows[:, 1:] - EMPHASIS * windows[:, :-1]), 1)
-    shape = np.hanning(WINDOW) ** 0.85
+    shape = np.hanning(WINDOW) ** 0.85 if shape is None else shape
     power = np.abs(np.fft.rfft(windows * shape, FFT)) ** 2 @ kaldi_filters(bins, *PAIR_EDGES)
     made: np.ndarray = np.log(np.maximum(power, PAIR_FLOOR))
     return made

@@ -38,11 +38,20 @@ QWEN3_LANGUAGES = {
 }  # fmt: skip
 VOXTRAL = "{{ bos_token }}[INST][BEGIN_AUDIO]{{ AUDIO }}[/INST]{% if language %}lang:{{ language }}{% endif %}[TRANSCRIBE]"
 """mistral-common's request for a transcript."""
+FUN_ASR = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n语音转写"
+    "{% if language %}成{{ {'en': '英文', 'ja': '日文', 'zh': '中文'}[language] }}{% endif %}：{{ AUDIO }}<|im_end|>\n"
+    "<|im_start|>assistant{{ '\n' }}"
+)
+"""FunASR's request for a transcript, which names the language in Chinese."""
 GRANITE = Transcriber(
     seconds=30, instruction="can you transcribe the speech into a written format?",
     translation="translate the speech to English",
 )  # fmt: skip
 TRANSCRIBERS: Mapping[str, Transcriber] = {
+    "FunAsrNanoForConditionalGeneration": Transcriber(
+        seconds=30, template=FUN_ASR, languages={code: code for code in ("en", "ja", "zh")}
+    ),
     "GlmAsrForConditionalGeneration": Transcriber(seconds=600, instruction="Please transcribe this audio into text"),
     "GraniteSpeechForConditionalGeneration": GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": GRANITE,

@@ -53,6 +53,7 @@ from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
 from thalweg.models.spec.matrix_lstm import MatrixLSTM
 from thalweg.models.spec.memory import LowRankMLP, MemoryPart, MemoryStreams
+from thalweg.models.spec.memory_encoder import MemoryEncoderSpec, MemoryLayer
 from thalweg.models.spec.memory_gate import GatedMemory
 from thalweg.models.spec.mimi import MimiSpec
 from thalweg.models.spec.mlp import MLP, UngatedMLP
@@ -195,6 +196,8 @@ __all__ = [
     "Mamba",
     "Mamba2",
     "MatrixLSTM",
+    "MemoryEncoderSpec",
+    "MemoryLayer",
     "MemoryPart",
     "MemoryStreams",
     "MimiSpec",

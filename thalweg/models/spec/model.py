@@ -21,6 +21,7 @@ from thalweg.models.spec.fastconformer import FastConformerSpec
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
 from thalweg.models.spec.hyper import HyperConnection, HyperStreams
 from thalweg.models.spec.memory import MemoryPart, MemoryStreams
+from thalweg.models.spec.memory_encoder import MemoryEncoderSpec
 from thalweg.models.spec.mimi import MimiSpec
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
@@ -239,6 +240,7 @@ class ModelSpec:
         | ConformerSpec
         | ConformerTranscriberSpec
         | FastConformerSpec
+        | MemoryEncoderSpec
         | Wav2VecSpec
         | WindowConformerSpec
         | None
