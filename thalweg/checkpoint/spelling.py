@@ -216,6 +216,7 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("idefics2", "mistral"): {**_MISTRAL, "max_position_embeddings": 32_768, "sliding_window": 4096},
     ("idefics3", "llama"): _LLAMA,
     ("instructblip", "llama"): _LLAMA,
+    ("instructblipvideo", "llama"): _LLAMA,
     ("instructblip", "t5"): {"vocab_size": 32_128},
     ("internvl", "qwen2"): _QWEN2,
     ("kosmos-2", "kosmos_2_text_model"): {

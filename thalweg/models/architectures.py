@@ -222,6 +222,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "InternLM3ForCausalLM": f"{_FAMILIES}.internlm:internlm3",
     "InternLMForCausalLM": f"{_FAMILIES}.internlm:internlm",
     "InstructBlipForConditionalGeneration": f"{_FAMILIES}.instructblip:instructblip",
+    "InstructBlipVideoForConditionalGeneration": f"{_FAMILIES}.instructblip_video:instructblip_video",
     "InternS1ForConditionalGeneration": f"{_FAMILIES}.internvl:internvl",
     "InternS2PreviewForConditionalGeneration": f"{_FAMILIES}.interns2:interns2",
     "InternVLChatModel": f"{_FAMILIES}.internvl:internvl_chat",

@@ -22,7 +22,7 @@ from thalweg.media.digests import Digests
 from thalweg.media.gate import check_size
 from thalweg.media.images import to_array
 from thalweg.media.kinds.base import READERS, MediaKind, MediaReader, MediaSettings, MediaSource, PartType, read_url
-from thalweg.media.kinds.image import compute_axes, pack_batches
+from thalweg.media.kinds.image import add_text, compute_axes, pack_batches
 from thalweg.media.videos import AnyVideo, VideoFacts, load_video_processor
 from thalweg.media.videos.base import MOST_FRAMES
 
@@ -42,7 +42,8 @@ class Video(msgspec.Struct, frozen=True):
 
 class VideoReader(MediaReader):
     def __init__(self, kind: str, processor: AnyVideo, settings: MediaSettings) -> None:
-        self._kind, self._uncut = kind, settings.uncut
+        self._kind, self._uncut, frames = kind, settings.uncut, processor.frames
+        self.single, self.bare, self.reads_text = frames.single, frames.bare, frames.reads_text
         self._processor: AnyVideo = processor.with_rate(settings.decoding.get(kind, {}))
         self._digests = Digests(kind, self._processor)
         self._kept: MediaCache[Video] = MediaCache(settings.kept_bytes)
@@ -88,6 +89,13 @@ class VideoReader(MediaReader):
                 )
             )  # fmt: skip
         return made
+
+    def complete(self, prompt: str) -> str:
+        return self._processor.complete(prompt)
+
+    def arrange(self, item: Input, ids: Sequence[int], text: str) -> Input:
+        """Frames share the text of a prompt."""
+        return add_text(self._processor.frames, item, text) if self.reads_text else item
 
     def forget(self) -> None:
         self._kept.clear()
@@ -145,7 +153,9 @@ class VideoKind(MediaKind):
     def build_batches(self, processor: AnyVideo, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
         return pack_batches(spec, [processor.preprocess(item.data, item.size) for item in items])
 
-    def count_rows(self, processor: AnyVideo, item: Input) -> int:
+    def count_rows(self, processor: AnyVideo, item: Input) -> int | None:
+        if processor.frames.separate:
+            return None
         height, width = (edge // processor.frames.patch for edge in item.data[0].shape[:2])
         return int(height * width)
 

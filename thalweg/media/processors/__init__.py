@@ -30,7 +30,13 @@ from thalweg.media.processors.granite_docling import GraniteDocling, granite_doc
 from thalweg.media.processors.hunyuan import HunYuanVL, Hy4, hunyuan_vl, hy_v4_vl
 from thalweg.media.processors.idefics2 import Idefics2, idefics2
 from thalweg.media.processors.idefics3 import Idefics3, ModernVBert, colmodernvbert, idefics3
-from thalweg.media.processors.instructblip import InstructBlip, InstructBlipSource, instructblip, read_files
+from thalweg.media.processors.instructblip import (
+    InstructBlip,
+    InstructBlipSource,
+    instructblip,
+    instructblip_video,
+    read_files,
+)
 from thalweg.media.processors.kimi import Kimi, kimi
 from thalweg.media.processors.kosmos2 import Kosmos2, kosmos2
 from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
@@ -226,6 +232,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Idefics2ForConditionalGeneration": idefics2,
     "Idefics3ForConditionalGeneration": idefics3,
     "InstructBlipForConditionalGeneration": instructblip,
+    "InstructBlipVideoForConditionalGeneration": instructblip_video,
     "InternS1ForConditionalGeneration": internvl,
     "InternS2PreviewForConditionalGeneration": qwen3_vl,
     "InternVLChatModel": internvl_chat,
@@ -333,6 +340,7 @@ WRITTEN_MORE: Mapping[str, Mapping[str, str]] = {
 
 FILES: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {
     "InstructBlipForConditionalGeneration": read_files,
+    "InstructBlipVideoForConditionalGeneration": read_files,
     **dict.fromkeys(("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaQwenForCausalLM"), read_placeholder),
     "TarsierForConditionalGeneration": read_added,
 }

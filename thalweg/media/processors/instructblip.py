@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from thalweg.checkpoint.config import Config, integer, section
+from thalweg.checkpoint.config import BESIDE, Config, integer, section
 from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError
 from thalweg.media.processors.base import Size, outer
@@ -100,3 +100,9 @@ def instructblip(config: Config, said: Config) -> InstructBlip | InstructBlipSou
     if isinstance(made, Blip2Source):
         return InstructBlipSource(**fields)
     return InstructBlip(**{**fields, "begin": around.get(BEGIN, "<s>"), "separate": True, "single": True})
+
+
+def instructblip_video(config: Config, said: Config) -> InstructBlip | InstructBlipSource:
+    """An image is a video of one frame."""
+    around = outer(config)
+    return instructblip({**config, BESIDE: {**around, "image_token_index": around.get("video_token_index")}}, said)

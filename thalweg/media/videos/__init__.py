@@ -30,11 +30,13 @@ from thalweg.media.videos.qwen import (
 )
 from thalweg.media.videos.stills import (
     Gemma4Video,
+    InstructBlipVideo,
     InternVLVideo,
     LlavaVideo,
     SmolVLMVideo,
     TiledVideo,
     gemma4,
+    instructblip_video,
     internvl,
     llava_onevision,
     perception_lm,
@@ -44,7 +46,16 @@ from thalweg.media.videos.stills import (
 __all__ = ["VIDEOS", "AnyVideo", "VideoFacts", "load_video_processor"]
 
 AnyVideo = (
-    Gemma4Video | Glm46Video | GlmVideo | InternVLVideo | LlavaVideo | QwenVideo | SmolVLMVideo | StampedVideo | TiledVideo
+    Gemma4Video
+    | Glm46Video
+    | GlmVideo
+    | InstructBlipVideo
+    | InternVLVideo
+    | LlavaVideo
+    | QwenVideo
+    | SmolVLMVideo
+    | StampedVideo
+    | TiledVideo
 )
 VIDEOS: Mapping[str, Callable[[Config, Processor, Config], AnyVideo]] = {
     "CohereCompassForConditionalGeneration": cohere_compass,
@@ -55,6 +66,7 @@ VIDEOS: Mapping[str, Callable[[Config, Processor, Config], AnyVideo]] = {
     "Glm46VForConditionalGeneration": glm4v,
     "Glm4vForConditionalGeneration": glm4v,
     "Glm4vMoeForConditionalGeneration": glm4v,
+    "InstructBlipVideoForConditionalGeneration": instructblip_video,
     "InternS1ForConditionalGeneration": internvl,
     "InternS2PreviewForConditionalGeneration": qwen3_5,
     "InternVLForConditionalGeneration": internvl,

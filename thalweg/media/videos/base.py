@@ -88,6 +88,10 @@ class VideoProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """The text of a video in the prompt. token_of: text of a token."""
         raise NotImplementedError
 
+    def complete(self, prompt: str) -> str:
+        """As of `ImageProcessor`."""
+        return prompt
+
     def axes(self, video: VideoFacts) -> list[tuple[np.ndarray, int] | None]:
         """`Input.axes` and `Input.extent` of each group. None: as those of an image of the frame's size."""
         return [None] * len(self.count(video))

@@ -14,6 +14,7 @@ from thalweg.media.processors import Processor
 from thalweg.media.processors.base import ImageProcessor, only, outer, read_edges, read_size
 from thalweg.media.processors.gemma4 import Gemma4
 from thalweg.media.processors.idefics3 import Idefics3
+from thalweg.media.processors.instructblip import InstructBlip
 from thalweg.media.processors.llava_next import LlavaNext
 from thalweg.media.processors.perception_lm import PerceptionLM
 from thalweg.media.processors.tiles import TiledImages
@@ -119,6 +120,16 @@ class TiledVideo(UniformVideo, frozen=True, kw_only=True):
         return token_of(self.token) * sum(self.count(video))
 
 
+class InstructBlipVideo(UniformVideo, frozen=True, kw_only=True):
+    """Vectors of all frames stand before the token that begins a text."""
+
+    def complete(self, prompt: str) -> str:
+        return self.frames.complete(prompt)
+
+    def write_text(self, video: VideoFacts, token_of: Callable[[int], str]) -> str:
+        return token_of(self.token) * sum(self.count(video))
+
+
 def spell(number: int) -> str:
     """A number below 1,000 in words, as "one hundred and twenty-one"."""
     if number >= 100:
@@ -181,3 +192,11 @@ def perception_lm(config: Config, images: Processor, said: Config) -> TiledVideo
     token = integer(outer(config), "video_token_id", low=0, default=128_003)
     frames = msgspec.structs.replace(images, token=token, most=0, **pixels(said, images))
     return TiledVideo(token=token, marker="<|video|>", frames=frames, **rate(said, None, None))
+
+
+def instructblip_video(config: Config, images: Processor, said: Config) -> InstructBlipVideo:
+    """Its published processor has four frames."""
+    assert isinstance(images, InstructBlip)
+    only(read_size(said, "size", ("height", "width"), {"height": images.side}).values(), images.side)
+    frames = msgspec.structs.replace(images, marker="<video>", **pixels(said, images))
+    return InstructBlipVideo(token=images.token, marker="<video>", frames=frames, **rate(said, None, 4))
