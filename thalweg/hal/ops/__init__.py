@@ -23,6 +23,7 @@ from thalweg.hal.ops.logits import bad_words, logit_bias, penalties, token_mask
 from thalweg.hal.ops.lora import lora_add, lora_experts, lora_rescale, lora_rows
 from thalweg.hal.ops.matmul import embed, linear, linear_argmax
 from thalweg.hal.ops.moe import experts, route
+from thalweg.hal.ops.ngrams import hash_ngrams
 from thalweg.hal.ops.norm import add_rms_norm, layer_norm, rms_norm
 from thalweg.hal.ops.pool import max_pool, mean_pool
 from thalweg.hal.ops.rope import rope
@@ -39,7 +40,7 @@ __all__ = [
     "cross_weights", "cross_write", "decaying_average", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed",
     "emit_tokens", "enter_tokens", "experts",
     "gated_group_norm", "gated_rms_norm",
-    "general_delta_rule", "head_linear", "history_write", "hyper_weights", "index_among",
+    "general_delta_rule", "hash_ngrams", "head_linear", "history_write", "hyper_weights", "index_among",
     "index_blocks", "index_top", "index_write",
     "layer_norm", "linear", "linear_argmax", "linear_scan", "logit_bias", "logprobs", "lora_add", "lora_experts",
     "lora_rescale", "lora_rows", "matrix_lstm", "max_pool", "mean_pool", "newest_tokens", "owned_blocks", "pair_inputs",
@@ -71,7 +72,7 @@ def all_ops() -> dict[str, Op]:
         hyper_weights,
         pool_windows,
         compressed_attention,
-        index_blocks, index_among, round_groups,
+        index_blocks, index_among, round_groups, hash_ngrams,
         newest_tokens,
         owned_blocks,
     )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 
 from thalweg.errors import CheckpointError
 from thalweg.hal import ops
+from thalweg.hal.ops.ngrams import split_factors
 from thalweg.hal.ops.pointwise import sigmoid
 from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE
@@ -39,22 +40,24 @@ class EngramInput:
         self._look_up = ctx.bind(ops.embed, vocab=spec.total, size=spec.dim, **said)
         self._norm = ctx.binder.bind(ops.rms_norm, dtype="float32", size=spec.hidden, eps=spec.eps)
         facts: dict[str, Any] = {
-            "multipliers": spec.multipliers, "rows": spec.rows, "offsets": spec.offsets, "near": tuple(range(1, spec.size)),
+            "factors": split_factors(spec.multipliers), "rows": spec.rows, "offsets": spec.offsets,
+            "near": tuple(range(1, spec.size)),
         }  # fmt: skip
-        made = {k: partial(torch.tensor, [v]) for k, v in facts.items()}
+        self._rows = ctx.bind(ops.hash_ngrams, largest=max(spec.rows))
+        made = {k: partial(torch.tensor, [v], dtype=torch.int32) for k, v in facts.items()}
         self.specs: dict[str, Any] = {
             "both": self._both.specs,
             "table": {"weight": ParamSpec(table, ctx.dtype, self._look_up.pack, form)},
             **{k: {"weight": ParamSpec(weights[k]["weight"], ctx.dtype)} for k in ("q", "k")},
             "facts": {
-                k: ParamSpec(Weight(()), "int64", make=make) for k, make in {**made, "merged": partial(read_ids, spec)}.items()
+                k: ParamSpec(Weight(()), "int32", make=make) for k, make in {**made, "merged": partial(read_ids, spec)}.items()
             },
         }  # fmt: skip
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         n, hidden = x.shape[1:]
         at = self._hash(p["facts"], flow)
-        embedded = self._look_up(at.flatten().to(torch.int32), p["table"]["weight"]).view(at.shape[0], -1)
+        embedded = self._look_up(at.flatten(), p["table"]["weight"]).view(at.shape[0], -1)
         key, value = self._both(p["both"], embedded, flow).split([n * hidden, hidden], -1)
         key = self._norm(key.to(torch.float32).view(x.shape))
         query = self._norm(x.to(torch.float32)) * (p["q"]["weight"].to(torch.float32) * p["k"]["weight"].to(torch.float32))
@@ -63,22 +66,16 @@ class EngramInput:
         return (sigmoid(gate) * value.to(torch.float32)[:, None]).to(x.dtype)
 
     def _hash(self, facts: Mapping[str, Any], flow: Flow) -> Array:
-        """i64[T, heads]: the rows of each token's n-grams in the table."""
-        merged, k = facts["merged"], self._spec.heads
+        """i32[T, heads]: the rows of each token's n-grams in the table."""
+        merged = facts["merged"]
         tokens, pad = merged[flow.batch.tokens.long()], merged[self._spec.pad]
         rows, there = self._before(tokens[:, None].to(torch.float32), flow, facts["near"][0])
-        before = torch.where(there, rows[..., 0].long(), pad)
-        by, parts = facts["multipliers"][0], []
-        mixed = tokens * by[0]
-        for i in range(self._spec.size - 1):
-            mixed = mixed ^ (before[:, i] * by[i + 1])
-            span = slice(i * k, (i + 1) * k)
-            parts.append(torch.remainder(mixed[:, None], facts["rows"][0, span]) + facts["offsets"][0, span])
-        return torch.cat(parts, 1)
+        ids = torch.cat([tokens[:, None], torch.where(there, rows[..., 0].to(torch.int32), pad)], 1)
+        return self._rows(ids, *(facts[k][0] for k in ("factors", "rows", "offsets")))
 
 
 def read_ids(spec: declared.EngramInput) -> Array:
-    """i64[vocabulary]: the merged id of each token. CheckpointError if the tokenizer is not the one of the table."""
+    """i32[vocabulary]: the merged id of each token. CheckpointError if the tokenizer is not the one of the table."""
     if not spec.tokenizer:
         raise CheckpointError("engram_layer_ids: the layers' hashes are made of tokenizer.json, which the model lacks")
     ids, count = merge_tokens(Path(spec.tokenizer))
@@ -87,6 +84,6 @@ def read_ids(spec: declared.EngramInput) -> Array:
             f"{spec.tokenizer}: {len(ids)} tokens, {count} without case, accents and spaces; config.json has {spec.vocab} "
             f"and engram_compressed_vocab_size {spec.merged}: use the model's own tokenizer.json"
         )
-    made = torch.zeros(spec.vocab, dtype=torch.int64)
-    made[: len(ids)] = torch.tensor(ids)
+    made = torch.zeros(spec.vocab, dtype=torch.int32)
+    made[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
     return made

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from thalweg.hal import ops
+from thalweg.hal.ops.ngrams import split_factors
 from thalweg.hal.ops.pointwise import sigmoid, silu
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
@@ -67,19 +68,22 @@ class NGramInput:
         self._norms = {k: norm(ctx, spec.hidden, spec.eps, weights[k]) for k in ("norm_key", "norm_query", "norm_conv")}
         rows = spec.rows
         facts = {
-            "multipliers": spec.multipliers, "rows": rows, "offsets": tuple(accumulate(rows[:-1], initial=0)),
+            "factors": split_factors(spec.multipliers), "rows": rows, "offsets": tuple(accumulate(rows[:-1], initial=0)),
             "near": tuple(range(1, spec.size)), "far": tuple(spec.size * i for i in reversed(range(spec.taps))),
         }  # fmt: skip
+        self._rows = ctx.bind(ops.hash_ngrams, largest=max(rows))
         self.specs: dict[str, Any] = {
             "key": self._key.specs, "value": self._value.specs, **{k: n.specs for k, n in self._norms.items()},
             "table": {"weight": ParamSpec(weights["table"]["weight"], ctx.dtype)},
             "conv": {"weight": ParamSpec(weights["conv"]["weight"], ctx.dtype)},
-            "facts": {k: ParamSpec(Weight(()), "int64", make=partial(torch.tensor, [v])) for k, v in facts.items()},
+            "facts": {
+                k: ParamSpec(Weight(()), "int32", make=partial(torch.tensor, [v], dtype=torch.int32)) for k, v in facts.items()
+            },
         }  # fmt: skip
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         n, hidden = x.shape[1:]
-        embedded = p["table"]["weight"][self._hash(p["facts"], flow)].flatten(1)
+        embedded = p["table"]["weight"][self._hash(p["facts"], flow).long()].flatten(1)
         key = self._norms["norm_key"](p["norm_key"], self._key(p["key"], embedded, flow).view(x.shape))
         query = self._norms["norm_query"](p["norm_query"], x)
         gate = (key * query).sum(-1, keepdim=True) / hidden**0.5
@@ -95,15 +99,12 @@ class NGramInput:
         return gated + silu(total).to(x.dtype).view(-1, n, hidden)
 
     def _hash(self, facts: Mapping[str, Any], flow: Flow) -> Array:
-        """i64[T, heads]: the rows of each token's n-grams in the table."""
-        tokens, end, k = flow.batch.tokens.long(), self._spec.end, self._spec.heads
+        """i32[T, heads]: the rows of each token's n-grams in the table."""
+        tokens, end = flow.batch.tokens.long(), self._spec.end
         rows, there = self._ids(tokens[:, None].to(torch.float32), flow, facts["near"][0])
         before = torch.where(there, rows[..., 0].long(), end)
-        by, mixed, parts, inside = facts["multipliers"][0], None, [], torch.ones_like(there[:, 0])
-        mixed = tokens * by[0]
+        inside, ids = torch.ones_like(there[:, 0]), [tokens]
         for i in range(self._spec.size - 1):
             inside = inside & (before[:, i] != end)
-            mixed = mixed ^ (torch.where(inside, before[:, i], end) * by[i + 1])
-            span = slice(i * k, (i + 1) * k)
-            parts.append(torch.remainder(mixed[:, None], facts["rows"][0, span]) + facts["offsets"][0, span])
-        return torch.cat(parts, 1)
+            ids.append(torch.where(inside, before[:, i], end))
+        return self._rows(torch.stack(ids, 1).to(torch.int32), *(facts[k][0] for k in ("factors", "rows", "offsets")))

@@ -73,8 +73,8 @@ class EngramInput:
 
     @property
     def table_bytes(self) -> int:
-        """Of the facts that the layer computes: merged ids, factors, rows and offsets of heads, and distances."""
-        return 8 * (self.vocab + self.size + 2 * len(self.rows) + self.size - 1)
+        """Of the facts that the layer computes: merged ids, factors in 11 parts, rows and offsets of heads, and distances."""
+        return 4 * (self.vocab + 11 * self.size + 2 * len(self.rows) + self.size - 1)
 
     def weights(self, at: str, hidden: int) -> Weights:
         at, n = f"{at}{self.name}.", self.streams

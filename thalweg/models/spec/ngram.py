@@ -84,8 +84,8 @@ class NGramInput:
 
     @property
     def table_bytes(self) -> int:
-        """Of the facts that the layer computes: factors, rows and offsets of heads, and distances."""
-        return 8 * (self.size + 2 * len(self.rows) + self.size - 1 + self.taps)
+        """Of the facts that the layer computes: factors in 11 parts, rows and offsets of heads, and distances."""
+        return 4 * (11 * self.size + 2 * len(self.rows) + self.size - 1 + self.taps)
 
     def weights(self, at: str, hidden: int) -> Weights:
         at, wide = f"{at}{self.name}.", self.streams * hidden
