@@ -373,3 +373,24 @@ def test_vectors_of_dpr_are_those_of_transformers(kind: str, projection: int, tm
     for got, ids in zip(pooled(rig, texts()), texts(), strict=True):
         with torch.inference_mode():
             np.testing.assert_allclose(got, model(torch.tensor([ids])).pooler_output[0].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("factor", [2.0, 8.0])
+def test_positions_of_gte_are_stretched_as_its_authors_do(factor: float, tmp_path: Path) -> None:
+    """`ntk` in every published file, which transformers does not compute. Its authors' formula replaces the frequencies."""
+    path = make_encoder("gte", tmp_path)
+    model = transformers.AutoModel.from_pretrained(path).eval()
+    theta, dim = 500_000.0, 2 * len(model.rotary_emb.inv_freq)
+    plain = (theta * factor) ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    model.rotary_emb.inv_freq = (plain / factor ** (2 / dim)).float()
+    edit_config(path, rope_parameters=None, rope_theta=theta, rope_scaling={"factor": factor, "type": "ntk"})
+
+    @torch.inference_mode()
+    def want(path: Path, ids: list[int]) -> np.ndarray:
+        return model(torch.tensor([ids])).last_hidden_state[0].numpy()
+
+    close(path, want=want)
+    edit_config(path, rope_scaling={"factor": factor, "type": "ntk", "mixed_b": 0.6})
+    config = read_config(path)
+    with pytest.raises(UnsupportedModelError, match="mixed_b: only null"):
+        registry.family(config)(config)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from thalweg.checkpoint.config import Config, flag, text
+from thalweg.checkpoint.config import Config, flag, real, rope_parameters, text
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.families.common import act, classes, mlp, pooling
+from thalweg.models.families.common import act, classes, head_size, mlp, pooling
 from thalweg.models.families.nomic_bert import rotary_encoder
 from thalweg.models.spec import ModelSpec, Names
 from thalweg.models.tail import Pooling
+
+BASE = 160_000.0
+"""Of rotary positions, where config.json has none."""
 
 
 def gte(config: Config) -> ModelSpec:
@@ -30,6 +33,21 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
     parts = ("attention", "qkv_proj", "o_proj", "attn_ln", "mlp_ln")
     before = ("new.", "gte.")
     return rotary_encoder(
-        config, tail, inner, parts, base=160_000.0, bias=True, types=1, layer="encoder.layer.{}.", norm="embeddings.LayerNorm",
+        _stretch(config, head_size(config)), tail, inner, parts, base=BASE, bias=True, types=1, layer="encoder.layer.{}.",
+        norm="embeddings.LayerNorm",
         names=Names(replace=tuple((p, "") for p in before), skip=(*skip, *(p + name for p in before for name in skip))),
     )  # fmt: skip
+
+
+def _stretch(config: Config, dim: int) -> Config:
+    """Fixed NTK scaling, `ntk` of the published files, written as linear scaling with another base: frequencies
+    (base * f) ** (-2i / dim) / f ** (2 / dim) for a factor f (https://kexue.fm/archives/9706, equation 6)."""
+    rope = dict(rope_parameters({"rope_theta": BASE, **config}))
+    if rope["rope_type"] != "ntk":
+        return config
+    if rope.get("mixed_b") is not None:
+        raise UnsupportedModelError("config.json: rope_scaling: mixed_b: only null is supported")
+    factor = real(rope, "factor", 1.0, 1e4, where="config.json: rope_scaling")
+    theta = real(rope, "rope_theta", 1.0, 1e15, default=BASE)
+    linear = {"rope_type": "linear", "factor": factor ** (2 / dim), "rope_theta": theta * factor}
+    return {**config, "rope_scaling": None, "rope_theta": linear["rope_theta"], "rope_parameters": linear}
