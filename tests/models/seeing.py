@@ -47,6 +47,8 @@ from seeing_parts import (
 )
 from seeing_published import PUBLISHED, Floored
 from seeing_queries import QUERIES
+from seeing_tiled import PROCESSORS as TILED_PROCESSORS
+from seeing_tiled import TILES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from zoo import spread
 
@@ -244,7 +246,7 @@ FAMILIES |= {
         ("image_position_ids",),
     ),
 }  # fmt: skip
-MORE |= NEWER | LATEST | PACKED | QUERIES | PUBLISHED | JOINED | LLAVA
+MORE |= NEWER | LATEST | PACKED | QUERIES | PUBLISHED | JOINED | LLAVA | TILES
 FAMILIES |= MORE
 LEAST = {"idefics2-split": 2, "ovis2.5": 8, "ovis2.6": 8}
 """Pixels of the shorter edge of an image, where transformers fails at fewer, or resizes those otherwise (Ovis 2.5)."""
@@ -321,6 +323,8 @@ def processor(name: str) -> Any:
         return CohereTiles(**family.settings)
     if family.processor in ("FittedTiles", "Floored"):
         return {"FittedTiles": FittedTiles, "Floored": Floored}[family.processor](**family.settings)
+    if family.processor in TILED_PROCESSORS:
+        return TILED_PROCESSORS[family.processor](**family.settings)
     if family.processor in ("RadioTiles", "RoundedTiles"):
         return globals()[family.processor](**family.settings)
     if family.processor in ON_PILLOW:

@@ -15,6 +15,7 @@ NAMES = (
     "<IMG_CONTEXT>", "<fake_token_around_image>", "<global-img>", "<|image>", "<|image|>", "<image|>",
     "<|START_OF_IMG|>", "<|IMG_LINE_BREAK|>", "<|END_OF_IMG|>", "<IMG_START>", "<IMG_GRID>",
     "<IMG_COL>", "<IMG_ROW>", "<IMG_END>", "<image_placeholder>",
+    "<|vision_pad|>",
 )  # fmt: skip
 IDS = {name: 256 + i for i, name in enumerate(NAMES)}
 TEXT = {

@@ -14,6 +14,7 @@ pytest.importorskip("PIL.Image", reason="images need Pillow: pip install 'thalwe
 import seeing
 from seeing_joined import JOINED
 from seeing_llava import LLAVA
+from seeing_tiled import TILES
 from test_images import GREEDY, NEW, asks, engine
 
 from thalweg.checkpoint.config import read_config
@@ -22,7 +23,7 @@ from thalweg.media.processors import processor
 
 @pytest.mark.slow
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", [*JOINED, *LLAVA])
+@pytest.mark.parametrize("name", [*JOINED, *LLAVA, *TILES])
 def test_the_text_part_reads_no_tensor_of_images(name: str, tmp_path: Path) -> None:
     model = seeing.make(name, tmp_path)
     llm = engine(tmp_path, language_model_only=True)

@@ -203,17 +203,19 @@ class MediaPreprocessor:
         places: list[tuple[int, str, str]] = []
         for marker, kinds in self._sharing(lambda t: t.marker):
             mine = _of(kinds, media)
-            found = [at for at in _found(text, marker) if not _inside(at, at + len(marker), data)]
+            found = _outside(text, [marker], data)
+            if not found and (numbered := kinds[0].reader.numbered):
+                found = _outside(text, [numbered.format(i + 1) for i in range(len(mine))], data)
             if len(found) != len(mine):
                 raise RequestError(
                     f"messages: the prompt shows {len(found)} of {len(mine)} {_words(kinds)}"
                     + ("" if found else ": the chat template supports none"), "messages",
                 )  # fmt: skip
-            for i, at in zip(mine, found, strict=True):
-                begins[i], end = at, at + len(marker)
+            for i, (at, mark) in zip(mine, found, strict=True):
+                begins[i], end = at, at + len(mark)
                 adjacent = places[-1:] and places[-1][0] + len(places[-1][1]) == at
                 text_of = self._taken[media[i].kind].reader.join(texts[i], bool(adjacent), text[end:])
-                places.append((at, marker, text_of))
+                places.append((at, mark, text_of))
         for _, kinds in self._sharing(lambda t: t.token):
             if sorted(mine := _of(kinds, media), key=begins.__getitem__) != mine:
                 raise RequestError(f"messages: the chat template changes the order of {_words(kinds)}", "messages")
@@ -380,6 +382,11 @@ def _of(kinds: Sequence[ModelMedia], media: Sequence[MediaItem]) -> list[int]:
 
 def _words(kinds: Iterable[ModelMedia]) -> str:
     return " and ".join(taken.kind.plural for taken in kinds)
+
+
+def _outside(text: str, marks: Sequence[str], data: Sequence[Span]) -> list[tuple[int, str]]:
+    """Where each mark stands outside the caller's text, with the mark."""
+    return [(at, mark) for mark in marks for at in _found(text, mark) if not _inside(at, at + len(mark), data)]
 
 
 def _found(text: str, marker: str) -> list[int]:

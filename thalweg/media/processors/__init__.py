@@ -51,7 +51,14 @@ from thalweg.media.processors.minicpm_v_4_7 import MiniCpmV47, minicpm_v_4_7
 from thalweg.media.processors.mllama import Mllama, mllama
 from thalweg.media.processors.molmo2 import KEYS as MOLMO_KEYS
 from thalweg.media.processors.molmo2 import Molmo2, molmo2
-from thalweg.media.processors.nemotron_vl import NemotronOmni, NemotronTiles, nemotron_nano_vl, nemotron_omni
+from thalweg.media.processors.nemotron_vl import (
+    LlamaNemotron,
+    NemotronOmni,
+    NemotronTiles,
+    llama_nemotron,
+    nemotron_nano_vl,
+    nemotron_omni,
+)
 from thalweg.media.processors.ovis2 import Ovis2, ovis2
 from thalweg.media.processors.ovis2_5 import MARKS, Ovis25, ovis2_5
 from thalweg.media.processors.paligemma import colpali, paligemma
@@ -92,6 +99,7 @@ from thalweg.media.processors.sam import (
     got_ocr2,
 )
 from thalweg.media.processors.step3 import Step3, step3p7
+from thalweg.media.processors.tile_texts import Eagle25, H2ovl, NvlmD, eagle2_5, h2ovl, nvlm_d
 from thalweg.media.processors.tiles import (
     AyaVision,
     CommandAVision,
@@ -137,7 +145,10 @@ Processor = (
     | InstructBlip
     | InstructBlipSource
     | Donut
+    | Eagle25
     | Exaone45
+    | H2ovl
+    | NvlmD
     | Janus
     | Kimi
     | Kosmos2
@@ -154,6 +165,7 @@ Processor = (
     | ModernVBert
     | Mllama
     | Molmo2
+    | LlamaNemotron
     | NemotronOmni
     | NemotronTiles
     | Ovis2
@@ -210,6 +222,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "DeepseekVLForConditionalGeneration": deepseek_vl,
     "DeepseekVLV2ForCausalLM": deepseek_vl2,
     "DotsOCRForCausalLM": dots_ocr,
+    "Eagle2_5_VLForConditionalGeneration": eagle2_5,
     "Ernie4_5_VLMoeForConditionalGeneration": ernie4_5_vl,
     "Exaone4_5_ForConditionalGeneration": exaone4_5,
     "Florence2ForConditionalGeneration": florence2,
@@ -225,6 +238,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "GlmOcrForConditionalGeneration": glm_ocr,
     "GotOcr2ForConditionalGeneration": got_ocr2,
     "GraniteDoclingForConditionalGeneration": granite_docling,
+    "H2OVLChatModel": h2ovl,
     "HCXVisionV2ForCausalLM": hyperclovax_vision,
     "HYV4VLForConditionalGeneration": hy_v4_vl,
     "HunYuanVLForConditionalGeneration": hunyuan_vl,
@@ -250,6 +264,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "LightOnOCRForConditionalGeneration": lighton_ocr,
     "LightOnOcrForConditionalGeneration": lighton_ocr,
     "Llama4ForConditionalGeneration": llama4,
+    "Llama_Nemotron_Nano_VL": llama_nemotron,
     "LlavaForConditionalGeneration": _llava,
     "LlavaLlamaForCausalLM": llava_original,
     "LlavaMistralForCausalLM": llava_original,
@@ -273,6 +288,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "NemotronH_Nano_VL_V2": nemotron_nano_vl,
     "NemotronH_Omni_Reasoning_V3": nemotron_omni,
     "NemotronH_Super_Omni_Reasoning_V3": nemotron_omni,
+    "NVLM_D": nvlm_d,
     "Ovis2ForConditionalGeneration": ovis2,
     "Ovis2_5": ovis2_5,
     "Ovis2_6ForCausalLM": ovis2_5,
@@ -319,7 +335,9 @@ NEMOTRON = (
 )  # fmt: skip
 OVIS = ("Ovis2_5", "Ovis2_6ForCausalLM", "Ovis2_6_MoeForCausalLM")
 WRITTEN: Mapping[str, str] = {
-    **dict.fromkeys(("InternVLChatModel", "SkyworkR1VChatModel"), "<IMG_CONTEXT>"),
+    **dict.fromkeys(("H2OVLChatModel", "InternVLChatModel", "SkyworkR1VChatModel"), "<IMG_CONTEXT>"),
+    "Llama_Nemotron_Nano_VL": "<image>",
+    "NVLM_D": "<|vision_pad|>",
     **dict.fromkeys(("MiniCPMO", "MiniCPMV"), "<unk>"),
     "POINTSV15ChatModel": "<|image_pad|>",
     "DeepseekOCR2ForCausalLM": "<image>",

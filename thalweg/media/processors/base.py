@@ -225,16 +225,35 @@ def check_shape(width: int, height: int) -> None:
         raise ValueError(f"is {width} x {height} pixels: more than {MOST_RATIO} times as long as wide")
 
 
-def closest(width: int, height: int, side: int, least: int, most: int, longest: int = 0) -> Size:
+def closest(width: int, height: int, side: int, least: int, most: int, longest: int = 0, other: Size | None = None) -> Size:
     """Columns and rows of squares that have an image's ratio best. Of equally good ones the most, while the image has more than
-    half of their pixels. longest: squares along an edge; 0 = as many as `most`."""
+    half of their pixels. longest: squares along an edge; 0 = as many as `most`. other: columns and rows of a first grid, which
+    those of the result do not divide."""
     best, found = float("inf"), (1, 1)
-    edges = range(1, min(most, longest or most) + 1)
-    grids = [(x, y) for x in edges for y in edges if least <= x * y <= most]
-    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+    for columns, rows in tile_grids(least, most, longest):
+        if other is not None and (other[0] % columns == 0 or other[1] % rows == 0):
+            continue
         off = abs(width / height - columns / rows)
         if off < best or (off == best and width * height > 0.5 * side * side * columns * rows):
             best, found = off, (columns, rows)
+    return found
+
+
+def tile_grids(least: int, most: int, longest: int = 0) -> list[Size]:
+    """Columns and rows of so many squares, fewer squares first. longest: squares along an edge; 0 = as many as `most`."""
+    edges = range(1, min(most, longest or most) + 1)
+    return sorted(((x, y) for x in edges for y in edges if least <= x * y <= most), key=lambda grid: grid[0] * grid[1])
+
+
+def most_similar(width: int, height: int, side: int, least: int, most: int) -> Size:
+    """Columns and rows of squares with the largest product of two shares: of the smaller aspect ratio in the larger, and of the
+    squares' pixels in the image's, of which 0.6 is enough."""
+    best, found = 0.0, (1, 1)
+    for columns, rows in tile_grids(least, most):
+        ratio, target = width / height, columns / rows
+        share = min(columns * rows * side * side / (width * height), 0.6) * min(target / ratio, ratio / target)
+        if share > best:
+            best, found = share, (columns, rows)
     return found
 
 

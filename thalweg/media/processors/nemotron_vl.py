@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors.base import (
@@ -15,6 +17,7 @@ from thalweg.media.processors.base import (
     Size,
     View,
     check_shape,
+    most_similar,
     outer,
     settings,
     shuffle,
@@ -83,6 +86,13 @@ class NemotronTiles(TiledImages, frozen=True, kw_only=True):
         return joined_patches.concat_views([patches.cropped_places(self, view) for view in views])
 
 
+class LlamaNemotron(NemotronTiles, frozen=True, kw_only=True):
+    """Llama Nemotron Nano VL: tiles are chosen by their pixels, too."""
+
+    def tiling(self, width: int, height: int) -> Size:
+        return most_similar(width, height, self.side, self.least, self.most)
+
+
 class NemotronOmni(ImageProcessor, frozen=True, kw_only=True):
     merge: int
     least: int
@@ -134,6 +144,10 @@ def nemotron_nano_vl(config: Config, said: Config) -> NemotronTiles:
     )
     most = integer(said, "max_num_tiles", high=64, default=12, where=FILE)
     return NemotronTiles(side=side, least=1, most=most, classes=False, **_read_shared(config, said))
+
+
+def llama_nemotron(config: Config, said: Config) -> LlamaNemotron:
+    return LlamaNemotron(**msgspec.structs.asdict(nemotron_nano_vl(config, said)))
 
 
 def nemotron_omni(config: Config, said: Config) -> NemotronOmni:

@@ -1,4 +1,4 @@
-"""InternVL in both formats, and Qianfan-OCR: a tiled vision encoder, with a Qwen, InternLM 2, Llama or gpt-oss decoder."""
+"""InternVL in both formats, Qianfan-OCR, H2OVL and NVLM-D: a tiled vision encoder, and a decoder of several families."""
 
 from __future__ import annotations
 
@@ -52,6 +52,17 @@ def internvl_chat(config: Config) -> ModelSpec:
     return seeing(
         of_kind(config, "qwen2"), {**config, BESIDE: outer}, lambda c: fused_tower(c, own), replace=OUTSIDE, inside=INSIDE
     )
+
+
+def nvlm_d(config: Config) -> ModelSpec:
+    """NVLM-D: the projector has no biases, and the decoder's inner size."""
+    spec = internvl_chat(config)
+    if spec.vision is None:
+        return spec
+    assert isinstance(spec.vision, VisionSpec)
+    inner, (first, last) = integer(config, "intermediate_size"), spec.vision.projector.steps
+    steps = (replace(first, outputs=inner, bias=False), replace(last, inputs=inner, bias=False))
+    return replace(spec, vision=replace(spec.vision, projector=replace(spec.vision.projector, steps=steps)))
 
 
 def fused_tower(config: Config, own: Config) -> tuple[VisionSpec, tuple[str, ...]]:
