@@ -179,7 +179,7 @@ def make_source(kind: str, processor: Processor, image: Image, position: int) ->
     return Input(kind=kind, digest=image.digest, positions=np.zeros(0, np.int32), data=(data,), size=image.size, most_a_step=1)
 
 
-def add_text(processor: Processor, item: Input, text: str) -> Input:
+def add_text(processor: ImageProcessor, item: Input, text: str) -> Input:
     """An image whose encoder reads the prompt's text. Its digest is that of both. RequestError."""
     try:
         data = processor.add_text(item.data, text)

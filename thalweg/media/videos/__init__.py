@@ -46,17 +46,9 @@ from thalweg.media.videos.stills import (
 __all__ = ["VIDEOS", "AnyVideo", "VideoFacts", "load_video_processor"]
 
 AnyVideo = (
-    Gemma4Video
-    | Glm46Video
-    | GlmVideo
-    | InstructBlipVideo
-    | InternVLVideo
-    | LlavaVideo
-    | QwenVideo
-    | SmolVLMVideo
-    | StampedVideo
-    | TiledVideo
-)
+    Gemma4Video | Glm46Video | GlmVideo | InstructBlipVideo | InternVLVideo | LlavaVideo | QwenVideo | SmolVLMVideo
+    | StampedVideo | TiledVideo
+)  # fmt: skip
 VIDEOS: Mapping[str, Callable[[Config, Processor, Config], AnyVideo]] = {
     "CohereCompassForConditionalGeneration": cohere_compass,
     "Cosmos3EdgeForConditionalGeneration": cosmos3_edge,
