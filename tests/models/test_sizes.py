@@ -36,6 +36,7 @@ def config(name: str) -> dict:
 
 ARCHITECTURE = {
     "gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel", "bert-lm": "BertLMHeadModel",
+    "bert-lm-untied": "BertLMHeadModel",
     "bert-generation": "BertGenerationDecoder",
 }  # fmt: skip
 """Where it does not follow from the configuration's name."""

@@ -55,6 +55,13 @@ T5GEMMA: dict[str, Any] = {
     },
     "decoder_start_token_id": 2, "pad_token_id": 0, "eos_token_id": 1, "vocab_size": VOCAB,
 }  # fmt: skip
+BERT: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 80,
+    "max_position_embeddings": 64, "pad_token_id": 0, "type_vocab_size": 2,
+}  # fmt: skip
+ROBERTA: dict[str, Any] = {**BERT, "model_type": "roberta", "pad_token_id": 1, "max_position_embeddings": 66}
+PAIR: dict[str, Any] = {"decoder_start_token_id": 2, "pad_token_id": 0, "eos_token_id": 1}
+READS: dict[str, Any] = {"is_decoder": True, "add_cross_attention": True}
 CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     "bart": (transformers.BartConfig, BART),
     "bart-scaled": (transformers.BartConfig, BART | {"scale_embedding": True, "activation_function": "relu"}),
@@ -101,6 +108,20 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
         },
     ),
     "t5gemma": (transformers.T5GemmaConfig, T5GEMMA),
+    "bert-to-bert": (
+        transformers.EncoderDecoderConfig,
+        {**PAIR, "encoder": {**BERT, "model_type": "bert"}, "decoder": {**BERT, **READS, "model_type": "bert",
+                                                                        "num_hidden_layers": 3, "num_attention_heads": 3}},
+    ),
+    "roberta-to-roberta": (
+        transformers.EncoderDecoderConfig,
+        {**PAIR, "pad_token_id": 1, "eos_token_id": 3, "encoder": ROBERTA, "decoder": {**ROBERTA, **READS}},
+    ),
+    "bert-generation-pair": (
+        transformers.EncoderDecoderConfig,
+        {**PAIR, "encoder": {**BERT, "model_type": "bert-generation"}, "decoder": {
+            **BERT, **READS, "model_type": "bert-generation", "tie_word_embeddings": False}},
+    ),
     "umt5": (transformers.UMT5Config, T5 | {"feed_forward_proj": "gated-gelu"}),
 }  # fmt: skip
 
@@ -124,6 +145,7 @@ def make_model(name: str, directory: Path, **generation: Any) -> Path:
                     or "EncDecAttention.o.weight" in n
                     or "post_cross_attn" in n
                     or "cross_attention.out" in n
+                    or "crossattention.output.dense.weight" in n
                 ):
                     p.mul_(3)  # sources must matter
             if hasattr(model, "final_logits_bias"):
@@ -180,7 +202,7 @@ def test_greedy_tokens_are_those_of_transformers(name, tmp_path):
     llm.shutdown()
 
 
-@pytest.mark.parametrize("name", ["marian", "m2m-100", "umt5", "t5gemma", "pegasus-x", "led", "longt5"])
+@pytest.mark.parametrize("name", ["bert-to-bert", "marian", "m2m-100", "umt5", "t5gemma", "pegasus-x", "led", "longt5"])
 def test_values_are_counted_as_the_file_has_them(name, tmp_path):
     """Computed positions are in no file: a server compares the counts before it starts."""
     path = make_model(name, tmp_path)
@@ -275,6 +297,21 @@ def test_embeddings_of_an_encoder(tmp_path):
         np.testing.assert_allclose(out.outputs.embedding, want.numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tie_encoder_decoder": True}, "without its own weights"),
+        ({"decoder": {**BERT, "model_type": "gpt2"}}, "'bert' and 'gpt2' are not supported"),
+        ({"encoder": {**BERT, "model_type": "bert", "hidden_size": 24}}, "different sizes"),
+    ],
+)
+def test_other_pairs_are_refused(changes, words, tmp_path):
+    path = make_model("bert-to-bert", tmp_path)
+    edit_config(path, **changes)
+    with pytest.raises(UnsupportedModelError, match=words):
+        registry.family(read_config(path))(read_config(path))
+
+
 def test_prompts_of_mvp_are_refused(tmp_path):
     path = make_model("mvp", tmp_path)
     edit_config(path, use_prompt=True)
@@ -293,7 +330,7 @@ def test_the_longest_source_is_a_setting(name, tmp_path):
     assert sizes.stored_values(spec) == count_values(path, spec)
 
 
-@pytest.mark.parametrize("name", ["t5gemma", "longt5", "pegasus-x", "led", "switch"])
+@pytest.mark.parametrize("name", ["bert-to-bert", "t5gemma", "longt5", "pegasus-x", "led", "switch"])
 @pytest.mark.sampled(2)
 def test_the_bytes_counted_are_the_bytes_held(name, tmp_path):
     """With the tables and the vectors of the encoder."""

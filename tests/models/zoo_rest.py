@@ -123,6 +123,7 @@ REST: dict[str, tuple[Any, dict[str, Any]]] = {
         {"num_hidden_layers": 4, "local_attention": 18, "pad_token_id": 0, "classifier_bias": True, "norm_bias": True},
     ),
     "bert-lm": (transformers.BertConfig, {"is_decoder": True, "pad_token_id": 0, "type_vocab_size": 3}),
+    "bert-lm-untied": (transformers.BertConfig, {"is_decoder": True, "pad_token_id": 0, "tie_word_embeddings": False}),
     "bert-generation": (transformers.BertGenerationConfig, {"is_decoder": True, "pad_token_id": 0}),
     "roberta-lm": (
         transformers.RobertaConfig,

@@ -332,7 +332,9 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
         config = {"text_config": inner, **{k: v for k, v in config.items() if k != "language_config"}}
     if config.get("model_type") == "canary" and isinstance(config.get("decoder_config"), dict):
         config = {"text_config": config["decoder_config"], **{k: v for k, v in config.items() if k != "decoder_config"}}
-    if config.get("model_type") == "t5gemma" and isinstance(config.get("decoder"), dict):
+    if config.get("model_type") == "encoder-decoder" and isinstance(config.get("decoder"), dict):
+        config = {**config, "tie_word_embeddings": config["decoder"].get("tie_word_embeddings", True)}
+    if config.get("model_type") in ("t5gemma", "encoder-decoder") and isinstance(config.get("decoder"), dict):
         config = {"text_config": config["decoder"], **{k: v for k, v in config.items() if k != "decoder"}}
     if isinstance(config.get(llava.TOWER), str) and config.get("vision_config") is None:
         config = llava.add_encoder(config)

@@ -134,6 +134,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Ernie4_5_VLMoeForConditionalGeneration": f"{_FAMILIES}.ernie4_5_vl:ernie4_5_vl",
     "Ernie4_5ForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5",
     "EmbeddingGemma2Model": f"{_FAMILIES}.embedding_gemma2:embedding_gemma2",
+    "EncoderDecoderModel": f"{_FAMILIES}.bert_pair:encoder_decoder",
     "ErnieForMaskedLM": f"{_FAMILIES}.ernie:ernie",
     "ErnieForPreTraining": f"{_FAMILIES}.ernie:ernie",
     "ErnieForSequenceClassification": f"{_FAMILIES}.ernie:ernie_classifier",

@@ -41,13 +41,16 @@ def causal(
             "--hf-overrides '{\"is_decoder\": true}' makes it causal"
         )
     layers = integer(config, "num_hidden_layers", high=10_000)
-    unread = (*skip, f"{head}.decoder.bias", *(f"encoder.layer.{i}.crossattention." for i in range(layers)))
+    tied = flag(config, "tie_word_embeddings", True)
+    copy = f"{head}.decoder.bias" if tied else f"{head}.bias"  # of the bias, which only a tied matrix shares
+    unread = (*skip, copy, *(f"encoder.layer.{i}.crossattention." for i in range(layers)))
     plain = {**config, "is_decoder": False, "add_cross_attention": False}
     made = encoder(plain, None, prefix=prefix, skip=unread, first=first)
-    names = replace(made.names, replace=((f"{head}.decoder.weight", f"{head}.weight"), *made.names.replace))
+    renamed = ((f"{head}.decoder.weight", f"{head}.weight"),) if tied else ()
+    names = replace(made.names, replace=(*renamed, *made.names.replace))
     return replace(
         made, layers=tuple(replace(each, mixer=_causal(each.mixer)) for each in made.layers), norm=norm, names=names,
-        head=head, head_bias=True, tied=flag(config, "tie_word_embeddings", True),
+        head=head if tied else f"{head}.decoder", head_bias=True, tied=tied,
     )  # fmt: skip
 
 
