@@ -494,6 +494,8 @@ def same_pixels(name: str, prepared: PatchInputs, theirs: Any) -> tuple[np.ndarr
         sizes = [merge_order(*size, 2) if once else twice(*size) for size in theirs["target_sizes"]]
         begins = np.cumsum([0, *map(len, sizes)])
         return ours, rows[np.concatenate([each + at for each, at in zip(sizes, begins, strict=False)])]
+    if "high_res_pixel_values" in theirs:
+        return ours, np.concatenate([cut_patches(np.asarray(theirs[k]), 7) for k in ("high_res_pixel_values", "pixel_values")])
     if "spatial_shapes" in theirs:  # patches, and some that are not there
         return ours, pixels[np.asarray(theirs["pixel_attention_mask"]) > 0]
     if "image_position_ids" in theirs:  # values from 0 to 1, and patches that are not there

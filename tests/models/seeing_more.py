@@ -58,6 +58,18 @@ MORE: dict[str, Seeing] = {
         "<image>", "<image>", "DeepseekVLImageProcessorPil", {"size": {"height": 28, "width": 28}},
         writer="DeepseekVLProcessor", holds={"num_image_tokens": 16},
     ),
+    "deepseek-vl-hybrid": Seeing(
+        config(
+            "DeepseekVLHybridConfig", {"model_type": "llama"}, SIGLIP | {"image_size": 28, "patch_size": 7}, "<image>",
+            high_res_vision_config={
+                "hidden_size": 32, "output_channels": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 56,
+                "patch_size": 7, "window_size": 3, "global_attn_indexes": [1], "mlp_dim": 48,
+            },
+        ),
+        "<image>", "<image>", "DeepseekVLHybridImageProcessorPil",
+        {"size": {"height": 28, "width": 28}, "high_res_size": {"height": 56, "width": 56}, "high_res_image_mean": [0.4] * 3},
+        ("high_res_pixel_values",), writer="DeepseekVLHybridProcessor", holds={"num_image_tokens": 16},
+    ),
     "glm4.6v": Seeing(
         config(
             "Glm46VConfig", {"model_type": "glm4v_text", "rope_parameters": GLM_ROPE, "head_dim": 12},

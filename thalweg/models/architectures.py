@@ -112,6 +112,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "DeepseekVL2ForCausalLM": f"{_FAMILIES}.deepseek_vl2:deepseek_vl2",
     "DeepseekVLV2ForCausalLM": f"{_FAMILIES}.deepseek_vl2:deepseek_vl2",
     "DeepseekVLForConditionalGeneration": f"{_FAMILIES}.deepseek_vl:deepseek_vl",
+    "DeepseekVLHybridForConditionalGeneration": f"{_FAMILIES}.deepseek_vl_hybrid:deepseek_vl_hybrid",
     "DiffLlamaForCausalLM": f"{_FAMILIES}.diffllama:diffllama",
     "DistilBertForMaskedLM": f"{_FAMILIES}.distilbert:distilbert",
     "DistilBertForSequenceClassification": f"{_FAMILIES}.distilbert:distilbert_classifier",

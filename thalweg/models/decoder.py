@@ -61,6 +61,7 @@ from thalweg.models.vision.memory_encoder import MemoryEncoder
 from thalweg.models.vision.patch_embedding import PatchEmbedding
 from thalweg.models.vision.patch_source import PatchEncoder
 from thalweg.models.vision.sam import SamEncoder
+from thalweg.models.vision.sam_pair import SamPairEncoder
 from thalweg.models.vision.swin_source import SwinEncoder
 from thalweg.models.vision.tile_source import TileEncoder
 from thalweg.models.vision.tower import VisionEncoder
@@ -143,6 +144,8 @@ TEXTS: Mapping[type, Callable[..., Any]] = {spec.TextTable: TextEmbedder, spec.P
 
 
 def _vision_encoder(part: Any) -> type[VisionEncoder | SamEncoder | MaskedEncoder | PatchEmbedding]:
+    if isinstance(part, spec.SamPairSpec):
+        return SamPairEncoder
     if isinstance(part, spec.SamSpec):
         return SamEncoder
     if not part.layers:

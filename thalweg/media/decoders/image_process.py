@@ -76,7 +76,12 @@ def _view(image: Image.Image, view: View, processor: Processor, resized: dict[tu
             made = image if image.size == size else _resize(image, size, processor)
             resized[key] = made
         image = made
-    if view.box is not None:
+    if view.box is not None and view.fill is not None:
+        left, top, right, bottom = view.box
+        whole = Image.new("RGB", (right - left, bottom - top), view.fill)
+        whole.paste(image, (-left, -top))
+        image = whole
+    elif view.box is not None:
         image = image.crop(view.box)
     if view.after is not None and view.after != image.size:
         image = _resize(image, view.after, processor)

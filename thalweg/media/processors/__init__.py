@@ -18,6 +18,7 @@ from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
 from thalweg.media.processors.cosmos3 import Cosmos3Edge, cosmos3_edge
 from thalweg.media.processors.deepseek_vl import DeepseekVL, Janus, deepseek_vl, janus, multi_modality
 from thalweg.media.processors.deepseek_vl2 import DeepseekVl2, deepseek_vl2
+from thalweg.media.processors.deepseek_vl_hybrid import DeepseekVLHybrid, deepseek_vl_hybrid
 from thalweg.media.processors.donut import Donut, donut
 from thalweg.media.processors.dots_ocr import dots_ocr
 from thalweg.media.processors.florence2 import Florence2, florence2
@@ -128,6 +129,7 @@ Processor = (
     | DeepseekOcr
     | DeepseekOcr1
     | DeepseekVL
+    | DeepseekVLHybrid
     | DeepseekVl2
     | Florence2
     | Fuyu
@@ -220,6 +222,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "DeepseekOcr2ForConditionalGeneration": deepseek_ocr2,
     "DeepseekVL2ForCausalLM": deepseek_vl2,
     "DeepseekVLForConditionalGeneration": deepseek_vl,
+    "DeepseekVLHybridForConditionalGeneration": deepseek_vl_hybrid,
     "DeepseekVLV2ForCausalLM": deepseek_vl2,
     "DotsOCRForCausalLM": dots_ocr,
     "Eagle2_5_VLForConditionalGeneration": eagle2_5,

@@ -35,6 +35,8 @@ class View(msgspec.Struct, frozen=True):
     """The same of the area that is resized. None: the whole image."""
     after: Size | None = None
     """The crop is resized to this."""
+    fill: tuple[int, int, int] | None = None
+    """The colour beyond the image. None: black."""
 
 
 class Frame(msgspec.Struct, frozen=True):

@@ -94,6 +94,7 @@ from thalweg.models.spec.rglru import GatedRecurrence
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, describe_stretch, rope_type
 from thalweg.models.spec.rwkv import AverageMix, ChannelMix, DeltaMix
 from thalweg.models.spec.sam import ClipReaderSpec, QueryEncoderSpec, SamSpec
+from thalweg.models.spec.sam_pair import SamPairSpec
 from thalweg.models.spec.shared_entries import SharedAttention, SharedEntries
 from thalweg.models.spec.short_conv import ShortConv
 from thalweg.models.spec.shortcut import ShortcutMoE
@@ -232,6 +233,7 @@ __all__ = [
     "ResidualScaling",
     "Rope",
     "Rows",
+    "SamPairSpec",
     "SamSpec",
     "SampleConvolutions",
     "Scale",

@@ -129,10 +129,7 @@ class SamSpec:
         made: dict[str, Any] = {
             "patch": {**_conv(patch, n, 3, self.patch), "bias": vector(f"{patch}.bias", n)},
             "layers": {i: self._layer(f"{at}layers.{i}.", i) for i in range(self.layers)},
-            "neck": {
-                "conv1": _conv(f"{at}neck.conv1", c, n, 1), "norm1": _norm(f"{at}neck.layer_norm1", c),
-                "conv2": _conv(f"{at}neck.conv2", c, c, 3), "norm2": _norm(f"{at}neck.layer_norm2", c),
-            },
+            "neck": self.neck_weights(f"{at}neck."),
             "convs": {
                 i: _conv(name, size, inputs, 3)
                 for i, ((name, size), inputs) in enumerate(zip(self.convs, (c, *(s for _, s in self.convs)), strict=False))
@@ -146,6 +143,14 @@ class SamSpec:
         if self.learned:
             made["learned"] = {i: vector(name, hidden) for i, name in enumerate(self.learned)}
         return plain(made)
+
+    def neck_weights(self, at: str) -> Weights:
+        """The convolutions that keep the grid. at: what their names begin with."""
+        c = self.channels
+        return {
+            "conv1": _conv(f"{at}conv1", c, self.hidden, 1), "norm1": _norm(f"{at}layer_norm1", c),
+            "conv2": _conv(f"{at}conv2", c, c, 3), "norm2": _norm(f"{at}layer_norm2", c),
+        }  # fmt: skip
 
     def _layer(self, at: str, i: int) -> Weights:
         n, each = self.hidden, self.hidden // self.heads

@@ -148,9 +148,14 @@ class SamEncoder:
         x = _normalize(neck["norm1"], x.permute(0, 2, 3, 1), NECK_EPS).permute(0, 3, 1, 2)
         x = functional.conv2d(x, neck["conv2"]["kernel"], padding=1)
         x = _normalize(neck["norm2"], x.permute(0, 2, 3, 1), NECK_EPS).permute(0, 3, 1, 2)
+        x = self._stretch(x)
         for i in range(len(self.spec.convs)):
             x = functional.conv2d(x, params["convs"][i]["kernel"], stride=2, padding=1)
         return x.flatten(2).transpose(1, 2)
+
+    def _stretch(self, x: Array) -> Array:
+        """The grid [views, channels, rows, columns] before the convolutions that halve it."""
+        return x
 
     def _project(self, params: Params, views: list[Array], mix: Array) -> Array:
         """mix: i32[N, 1], as in `Patches`; i32[0, 0] = in order."""
