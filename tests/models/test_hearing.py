@@ -19,11 +19,10 @@ from safetensors.torch import load_file
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.spelling import canonical_config
-from thalweg.errors import RequestError, UnsupportedModelError
+from thalweg.errors import RequestError
 from thalweg.media.audio_processors import load_audio_processor
 from thalweg.media.processors import processor
 from thalweg.models import registry
-from thalweg.models.families import audio_chat as hearing_families
 
 NEW = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
@@ -263,12 +262,6 @@ def test_sounds_and_images_in_one_prompt(name: str, tmp_path: Path) -> None:
             llm.chat([{"role": "user", "content": [{"type": "video_url", "video_url": "x"}]}], GREEDY, use_tqdm=False)
     finally:
         llm.shutdown()
-
-
-def test_qwen3_asr_as_its_authors_publish_it_is_refused_in_words() -> None:
-    outer = {"thinker_config": True, "audio_config": {}}
-    with pytest.raises(UnsupportedModelError, match="named with -hf"):
-        hearing_families.qwen3_asr({"architectures": ["Qwen3ASRForConditionalGeneration"], "beside_text": outer})
 
 
 @pytest.mark.parametrize("name", [name for name in hearing.FAMILIES if hearing.thinks(name)])

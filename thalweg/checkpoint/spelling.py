@@ -297,7 +297,7 @@ VISION = ("vit_config",)
 """Other names of `vision_config`."""
 LANGUAGE = ("deepseek_vl_v2", "multi_modality")
 """model_types with `language_config` in place of `text_config`."""
-TIED_INSIDE = ("llava_onevision",)
+TIED_INSIDE = ("llava_onevision", "qwen3_asr_thinker")
 """model_types with tie_word_embeddings possibly only in the text part."""
 
 

@@ -48,6 +48,7 @@ GRANITE = Transcriber(
     seconds=30, instruction="can you transcribe the speech into a written format?",
     translation="translate the speech to English",
 )  # fmt: skip
+QWEN3 = Transcriber(seconds=1200, languages=QWEN3_LANGUAGES, prefill="language {}<asr_text>", mark="<asr_text>", context=True)
 TRANSCRIBERS: Mapping[str, Transcriber] = {
     "FunAsrNanoForConditionalGeneration": Transcriber(
         seconds=30, template=FUN_ASR, languages={code: code for code in ("en", "ja", "zh")}
@@ -55,9 +56,8 @@ TRANSCRIBERS: Mapping[str, Transcriber] = {
     "GlmAsrForConditionalGeneration": Transcriber(seconds=600, instruction="Please transcribe this audio into text"),
     "GraniteSpeechForConditionalGeneration": GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": GRANITE,
-    "Qwen3ASRForConditionalGeneration": Transcriber(
-        seconds=1200, languages=QWEN3_LANGUAGES, prefill="language {}<asr_text>", mark="<asr_text>", context=True
-    ),
+    "Qwen3ASRForConditionalGeneration": QWEN3,
+    "Qwen3ASRRealtimeGeneration": QWEN3,
     "VoxtralForConditionalGeneration": Transcriber(
         seconds=1800, template=VOXTRAL, languages={c: c for c in ("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt")}
     ),

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, flag
-from thalweg.checkpoint.spelling import THINKER
-from thalweg.errors import UnsupportedModelError
 from thalweg.models.families import multimodal, qwen2
 from thalweg.models.families import qwen3 as qwen3_text
 from thalweg.models.families.towers import audio_encoders, qwen_vl
@@ -30,32 +28,22 @@ UNREAD = ("model.audio_tower.audio_bos_eos_token.", "model.audio_tower.positiona
 
 
 def qwen2_audio(config: Config) -> ModelSpec:
-    return _with_audio(multimodal.of_kind(config, "qwen2"), config, audio_encoders.qwen2_audio)
+    return with_audio(multimodal.of_kind(config, "qwen2"), config, audio_encoders.qwen2_audio)
 
 
 def voxtral(config: Config) -> ModelSpec:
     """Without its layers for speech."""
-    return _with_audio(multimodal.of_kind(config, "llama"), config, audio_encoders.voxtral)
+    return with_audio(multimodal.of_kind(config, "llama"), config, audio_encoders.voxtral)
 
 
 def audio_flamingo3(config: Config) -> ModelSpec:
-    return _with_audio(multimodal.of_kind(config, "qwen2"), config, audio_encoders.audio_flamingo3)
+    return with_audio(multimodal.of_kind(config, "qwen2"), config, audio_encoders.audio_flamingo3)
 
 
 def glm_asr(config: Config) -> ModelSpec:
     """Its embedding is also the output matrix, unless the file says otherwise."""
     said = {"rms_norm_eps": 1e-5, **config, "tie_word_embeddings": flag(outer_config(config), "tie_word_embeddings", True)}
-    return _with_audio(multimodal.of_kind(said, "llama"), config, audio_encoders.glm_asr)
-
-
-def qwen3_asr(config: Config) -> ModelSpec:
-    """In transformers' layout. Its embedding is also the output matrix, unless the outer configuration says otherwise."""
-    if outer_config(config).get(THINKER):
-        raise UnsupportedModelError(
-            "config.json: thinker_config: Qwen3-ASR is only served in transformers' layout: use a repository named with -hf"
-        )
-    said = {**config, "tie_word_embeddings": flag(outer_config(config), "tie_word_embeddings", True)}
-    return _with_audio(multimodal.of_kind(said, "qwen3"), config, lambda c: audio_encoders.qwen3(c, within=False))
+    return with_audio(multimodal.of_kind(said, "llama"), config, audio_encoders.glm_asr)
 
 
 def qwen2_5_omni(config: Config) -> ModelSpec:
@@ -86,7 +74,8 @@ def _is_text_only(config: Config) -> bool:
     return bool(config.get("language_model_only")) or not isinstance(outer_config(config).get("audio_config"), dict)
 
 
-def _with_audio(spec: ModelSpec, config: Config, encoder: Callable[[Config], AudioSpec]) -> ModelSpec:
+def with_audio(spec: ModelSpec, config: Config, encoder: Callable[[Config], AudioSpec]) -> ModelSpec:
+    """The text part with this encoder, unless only the text part is requested, or present."""
     if _is_text_only(config):
         skip = tuple(root + part for root in ("", "model.") for part in ENCODER)
         return replace(spec, names=Names(replace=multimodal.PREFIXES, skip=skip))
