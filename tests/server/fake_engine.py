@@ -123,16 +123,17 @@ class FakeEngine:
         lora_request: Any = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         ids = list(prompt["prompt_token_ids"])
+        named = "prompt_token_ids" if prompt.get("prompt") is None else "prompt"
         if self.dead:
             raise EngineDeadError("dead /secret/path")
         if not ids:
-            raise RequestError("prompt must not be empty", "prompt")
+            raise RequestError(f"{named} is empty", named)
         if len(ids) >= self.config.model.max_len:
             raise RequestError(f"prompt has {len(ids)} tokens; the context is {self.config.model.max_len}", "prompt")
         if sampling_params.logprobs is not None and sampling_params.logprobs > 20:
             raise RequestError("logprobs: at most 20", "logprobs")
         if any(i > EOS for i in ids):
-            raise RequestError("prompt: token id out of range", "prompt")
+            raise RequestError("prompt_token_ids: token id out of range", "prompt_token_ids")
         assert request_id not in self.running, "ids must be unique"
         self.running[request_id] = sampling_params
         self.most_running = max(self.most_running, sum(p.n for p in self.running.values()))

@@ -164,6 +164,8 @@ def test_generative_scoring(start):
         ({"label_token_ids": [65, 65]}, "label_token_ids"),
         ({"label_token_ids": [999]}, "label_token_ids[0]"),
         ({"items": []}, "items"),
+        ({"query": [999], "items": [[97]]}, "query"),
+        ({"query": [97], "items": [[97], [999]]}, "items[1]"),
     ):
         assert param(running.post("/generative_scoring", {**body, **wrong})) == where
 

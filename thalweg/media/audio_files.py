@@ -98,6 +98,16 @@ def missing_package(form: str) -> str:
     return "av" if form in COMPRESSED and find_spec("av") is None else ""
 
 
+def has_rate(form: str, rate: int) -> bool:
+    """May a file of this format, whose package is installed, have so many samples per second?"""
+    if form not in COMPRESSED or form == "opus":  # an Opus file is resampled
+        return True
+    import av
+
+    rates = av.Codec(COMPRESSED[form][1], "w").audio_rates
+    return rates is None or rate in rates
+
+
 def open_encoder(form: str, rate: int) -> SampleEncoder:
     """rate: samples per second."""
     if form == "pcm":

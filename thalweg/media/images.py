@@ -66,6 +66,8 @@ class ImageLoader:
         if background != self._background:
             key += repr(background).encode()
         found = self._kept.get(key)
+        if found is None and not data and not name:
+            raise RequestError(f"{at}: is empty; send the bytes of a file, as a data: URL", at)
         if found is None and not data:
             raise RequestError(f"{at}: no image of the name {name[:60]!r} is kept; send it", at)
         if found is None:

@@ -31,6 +31,9 @@ AUDIO_FORM = "audio.protocol:AudioRequest"
 MESSAGES_ERRORS = "anthropic.errors:ERRORS"
 COHERE_ERRORS = "cohere.errors:ERRORS"
 RESPONSES_ERRORS = "responses.errors:ERRORS"
+CONVERSATION_ERRORS = "openai.errors:CONVERSATION"
+PROMPT_ERRORS = "openai.errors:PROMPTS"
+INPUT_ERRORS = "openai.errors:INPUTS"
 DEV = "server_dev_mode"
 ADAPTERS = "enable_lora_routes"
 TRAINED = "receives_weights"
@@ -72,9 +75,9 @@ class Row:
 
 ROUTES = (
     Row("/v1/completions", "openai.completions:completions", "Continue text", ("openai.protocol:CompletionRequest",), STREAMED,
-        "generate"),
+        "generate", errors=PROMPT_ERRORS),
     Row("/v1/chat/completions", "openai.chat:chat_completions", "Answer a conversation", ("core.request:ChatRequest",),
-        STREAMED, "generate"),
+        STREAMED, "generate", errors=CONVERSATION_ERRORS),
     Row("/tokenize", "openai.tokens:tokenize", "Token ids of a text or a conversation",
         ("openai.protocol:TokenizeText", "openai.protocol:TokenizeChat")),
     Row("/detokenize", "openai.tokens:detokenize", "The text of token ids", ("openai.protocol:DetokenizeRequest",)),
@@ -93,11 +96,11 @@ ROUTES = (
     Row("/v1/responses/{id}/cancel", "responses.cancel:cancel", "End a response in the background", method="POST", shared=True),
     Row("/v1/responses/{id}/input_items", "responses.input_items:input_items", "The input of a response", shared=True),
     Row("/v1/embeddings", "pooling.embeddings:embeddings", "A vector per input", ("pooling.protocol:EmbeddingRequest",),
-        needs="embed"),
+        needs="embed", errors=INPUT_ERRORS),
     Row("/pooling", "pooling.pooling:pooling", "The model's output for each input", ("pooling.protocol:PoolingRequest",),
-        needs="pool"),
+        needs="pool", errors=INPUT_ERRORS),
     Row("/classify", "pooling.classify:classify", "The classes of each input", ("pooling.protocol:ClassifyRequest",),
-        needs="classify"),
+        needs="classify", errors=INPUT_ERRORS),
     Row("/score", "pooling.score:score", "How well texts go together", ("pooling.protocol:ScoreRequest",), needs="score",
         also=("/v1/score",)),
     Row("/rerank", "pooling.rerank:rerank", "Documents in order of how well they answer", ("pooling.protocol:RerankRequest",),
@@ -110,15 +113,16 @@ ROUTES = (
         "transcription", method="POST", form=AUDIO_FORM),
     Row("/v1/audio/translations", "audio.transcriptions:translations", "Translate speech into English text", (), TRANSCRIBED,
         "transcription", method="POST", form=AUDIO_FORM),
-    Row("/v1/audio/speech", "audio.speech:speech", "Speak a text", ("audio.speech_protocol:SpeechRequest",), SPOKEN, "speech"),
+    Row("/v1/audio/speech", "audio.speech:speech", "Speak a text", ("audio.speech_protocol:SpeechRequest",), SPOKEN, "speech",
+        errors="audio.speech:ERRORS"),
     Row("/v1/audio/voices", "audio.speech:voices", "Voices of the model", needs="speech"),
     Row("/v1/realtime", "audio.realtime:realtime", "Transcribe live speech over a WebSocket", needs="transcription"),
     Row("/v1/chat/completions/batch", "openai.chat_batch:chat_batch", "Answer several conversations",
-        ("openai.chat_batch:BatchChatRequest",), needs="generate"),
+        ("openai.chat_batch:BatchChatRequest",), needs="generate", errors=CONVERSATION_ERRORS),
     Row("/v1/chat/completions/render", "inference.render:chat", "A conversation as token ids and parameters",
-        ("core.request:ChatRequest",), needs="generate"),
+        ("core.request:ChatRequest",), needs="generate", errors=CONVERSATION_ERRORS),
     Row("/v1/completions/render", "inference.render:completions", "Prompts as token ids and parameters",
-        ("openai.protocol:CompletionRequest",), needs="generate"),
+        ("openai.protocol:CompletionRequest",), needs="generate", errors=PROMPT_ERRORS),
     Row("/inference/v1/generate", "inference.generate:generate", "Token ids in, token ids out",
         ("inference.protocol:GenerateRequest",), STREAMED, "generate"),
     Row("/generate", "inference.demo:generate", "Continue a prompt, in whole texts", ("inference.demo:PromptRequest",),

@@ -120,6 +120,8 @@ def test_invalid_events(server):
         ("model_not_validated", {"type": "input_audio_buffer.commit"}),
         ("invalid_event", {"type": "session.update", "model": "other"}),
         ("invalid_event", {"type": "session.update", "model": "fake", "language": "xx"}),
+        ("invalid_event", {"type": "session.update", "model": 5}),
+        ("invalid_event", {"type": "session.update", "model": "fake", "language": ["en"]}),
         ("invalid_audio", {"type": "input_audio_buffer.append", "audio": "?"}),
         ("invalid_audio", {"type": "input_audio_buffer.append", "audio": base64.b64encode(b"abc").decode()}),
         ("invalid_audio", {"type": "input_audio_buffer.append"}),

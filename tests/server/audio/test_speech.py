@@ -15,8 +15,11 @@ import pytest
 from test_serve_process import Process
 
 from thalweg import LLM
+from thalweg.errors import RequestError
 from thalweg.media import audio_files
+from thalweg.plugins import import_attribute
 from thalweg.server.audio import speech
+from thalweg.server.routes import ROOM, ROUTES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
 import speak_zoo
@@ -133,9 +136,31 @@ def test_formats(form):
 
 def test_a_format_without_its_library(monkeypatch):
     monkeypatch.setattr(audio_files, "find_spec", lambda name: None)
-    speech._check_format("wav")
+    speech._check_format("wav", 16_000)
     with pytest.raises(Exception, match=r"response_format: mp3 requires the package av"):
-        speech._check_format("mp3")
+        speech._check_format("mp3", 16_000)
+
+
+@pytest.mark.parametrize("form", ["mp3", "opus", "aac", "flac", "wav", "pcm"])
+@pytest.mark.parametrize("rate", [1_000, 7_350, 16_000, 96_000, 768_000])
+def test_a_rate_that_a_format_has_not_is_refused_before_anything_runs(form, rate):
+    if audio_files.has_rate(form, rate):
+        encoder = audio_files.open_encoder(form, rate)
+        assert encoder.write(np.zeros(9000, np.float32)) + encoder.close()
+        return
+    with pytest.raises(speech.ApiError, match=r"response_format: .* use wav, pcm or flac"):
+        speech._check_format(form, rate)
+    with pytest.raises(av.error.FFmpegError):
+        audio_files.open_encoder(form, rate).write(np.zeros(9000, np.float32))
+
+
+@pytest.mark.parametrize("named", ["prompt", "prompt_token_ids"])
+def test_errors_of_prompts_name_the_input(named):
+    (row,) = (row for row in ROUTES if row.path == "/v1/audio/speech")
+    assert import_attribute(f"{ROOM}{row.errors}") is speech.ERRORS
+    for form in (speech.ERRORS, speech.BROKEN):
+        found = form.translate(RequestError(f"{named}: 404 tokens leave no room", named))
+        assert (found.param, found.message) == ("input", "input: 404 tokens leave no room")
 
 
 @pytest.fixture(scope="module")

@@ -165,7 +165,8 @@ def test_bad_completion_prompt(server, body, param):
         ({"messages": MESSAGES, "chat_template": "x"}, "chat_template"),
         ({"messages": MESSAGES, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"messages": MESSAGES, "max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"messages": [{"role": "user", "content": "x" * 300}]}, "prompt"),
+        ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
     ],
 )
 def test_bad_chat(server, body, param):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,7 +32,7 @@ from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.pooled import PoolingJob
 from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
-from thalweg.server.errors import ApiError
+from thalweg.server.errors import ApiError, translate
 from thalweg.server.http.answer import STARTED
 from thalweg.server.http.middleware import tenant_of
 from thalweg.server.http.websocket import AWAY, POLICY, WebSocket, WebSocketClosedError, WebSocketResponse, check_handshake
@@ -160,8 +161,8 @@ class RealtimeSession:
             request = self.serving.fields.parse(AudioRequest, {**fields, "stream": True})
             self.serving.model_name(request.model)
             self.recognizer.check(request, "transcribe")
-        except (ApiError, RequestError) as e:
-            raise EventError("invalid_event", str(e)) from None
+        except (ApiError, RequestError, ValidationError) as e:
+            raise EventError("invalid_event", str(translate(e))) from None
         self._fields = fields
 
     async def _append(self, event: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from thalweg.media.audio_files import TYPES, missing_package, open_encoder, to_int16, wav_header
+from thalweg.media.audio_files import TYPES, has_rate, missing_package, open_encoder, to_int16, wav_header
 from thalweg.media.speakers.base import Speaker, SpeechSettings
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.server.audio.speech_protocol import SpeechRequest
@@ -25,7 +26,7 @@ from thalweg.server.core.job import AcceptedJob, GenerationJob
 from thalweg.server.core.pooled import PoolingJob, run_prompt
 from thalweg.server.core.serving import Serving
 from thalweg.server.core.turn import TurnReply
-from thalweg.server.errors import ApiError, ErrorForm
+from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import DONE, OPENAI, EventStream, or_disconnect, respond
 
 FIRST = 8
@@ -38,8 +39,8 @@ async def speech(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(SpeechRequest, body))
     serving.model_name(request.model)
     request.check()
-    _check_format(request.response_format)
     speaker = _speaker(serving)
+    _check_format(request.response_format, speaker.rate)
     seed = secrets.randbits(63) if request.seed is None else request.seed
     settings = SpeechSettings(voice=request.voice_name, speed=request.speed, seed=seed, temperature=request.temperature)
     prompts = await asyncio.to_thread(speaker.prompts, request.input, settings)
@@ -54,7 +55,7 @@ async def speech(serving: Serving, http: Request) -> Response:
         job = serving.accept(PoolingJob, "spch", http, request, prompts, PoolingParams(), ticket)
         reply = PooledReply(serving, job, speaker, request)
     if request.stream_format == "sse":
-        return EventStream(reply.events())
+        return EventStream(reply.events(), form=ERRORS)
     if request.response_format == "wav":  # its header has its length
         answer = await or_disconnect(http.receive, reply.wav())
         return Response(status_code=499) if answer is None else answer
@@ -65,10 +66,15 @@ async def voices(serving: Serving, http: Request) -> Response:
     return respond({"voices": list(_speaker(serving).voices)})
 
 
-def _check_format(form: str) -> None:
+def _check_format(form: str, rate: int) -> None:
     if package := missing_package(form):
         raise ApiError(
             f"response_format: {form} requires the package {package} (thalweg[speech]); install it, or use wav or pcm",
+            "response_format",
+        )
+    if not has_rate(form, rate):
+        raise ApiError(
+            f"response_format: {form} has no rate of {rate} samples per second, as this model speaks; use wav, pcm or flac",
             "response_format",
         )
 
@@ -84,7 +90,8 @@ def _break_off(error: ApiError) -> bytes:
     raise ConnectionAbortedError(str(error))
 
 
-BROKEN = ErrorForm(OPENAI.body, _break_off)
+ERRORS = replace(OPENAI, names={"prompt": "input", "prompt_token_ids": "input"})
+BROKEN = replace(ERRORS, frame=_break_off)
 
 
 class SpeechReply(ABC):

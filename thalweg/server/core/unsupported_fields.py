@@ -105,8 +105,10 @@ def refuse_parts(body: dict[str, Any]) -> None:
     for i, message in enumerate(body.get("messages") or () if isinstance(body.get("messages"), list) else ()):
         content = message.get("content") if isinstance(message, dict) else None
         for j, part in enumerate(content if isinstance(content, list) else ()):
-            kind = part.get("type") if isinstance(part, dict) else None
             where = f"messages[{i}].content[{j}]"
+            if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+                raise ApiError(f"{where}: must be an object with a type, such as text", where)
+            kind = part["type"]
             if kind in TEXTS and part.get("text") is None:
                 raise ApiError(f"{where}.text: is missing", f"{where}.text")
             if kind not in (*TEXTS, *MEDIA):

@@ -43,7 +43,7 @@ async def generate(serving: Serving, http: Request) -> Response:
 def rename_param(error: RequestError) -> ApiError:
     if error.param in OWN_FIELDS:
         return ApiError(str(error), error.param)
-    param = "token_ids" if error.param in ("prompt", None) else f"sampling_params.{error.param}"
+    param = "token_ids" if error.param in ("prompt", "prompt_token_ids", None) else f"sampling_params.{error.param}"
     return ApiError(str(error), param)
 
 

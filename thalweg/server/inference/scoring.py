@@ -10,6 +10,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from thalweg.engine.client.prompt_ids import check_ids
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.core.admission import Ticket
 from thalweg.server.core.schema import MAX_PROMPTS, Flag, RequestFields, Text, TokenId, TokenIds
@@ -56,15 +57,18 @@ async def _prompts(serving: Serving, request: ScoringRequest, tenant: str) -> li
     """The query's tokens and each item's, of which the first has the special tokens."""
     first = not request.item_first
 
-    async def ids(texts: Sequence[str] | Sequence[list[int]], special: bool) -> list[list[int]]:
+    async def ids(texts: Sequence[str] | Sequence[list[int]], special: bool, where: Sequence[str]) -> list[list[int]]:
         given = [t for t in texts if isinstance(t, str)]
         if not given:
-            return [t for t in texts if not isinstance(t, str)]
+            found = [t for t in texts if not isinstance(t, str)]
+            for name, each in zip(where, found, strict=True):
+                check_ids(name, each, serving.engine.config.model.vocab)
+            return found
         return await serving.encode(given, special and request.add_special_tokens, tenant=tenant)
 
     only: Any = [request.query]
-    (query,) = await ids(only, first)
-    items = await ids(request.items, not first)
+    (query,) = await ids(only, first, ["query"])
+    items = await ids(request.items, not first, [f"items[{i}]" for i in range(len(request.items))])
     return [{"prompt_token_ids": query + item if first else item + query} for item in items]
 
 

@@ -21,6 +21,7 @@ from thalweg.server.http.answer import DONE
 from thalweg.server.openai import logprobs
 from thalweg.server.openai.answers import as_ids, delta_of, finish, handover, head_of, message_of, timing, usage_of
 from thalweg.server.openai.chunks import ChunkWriter
+from thalweg.server.openai.errors import CONVERSATION
 
 
 async def chat_completions(serving: Serving, http: Request) -> Response:
@@ -38,6 +39,8 @@ async def chat_completions(serving: Serving, http: Request) -> Response:
 
 
 class ChatReply(TurnReply):
+    errors = CONVERSATION
+
     def __init__(self, serving: Serving, job: GenerationJob, request: ChatRequest, answer: Answer) -> None:
         super().__init__(serving, job)
         self.request, self.answer = request, answer

@@ -16,6 +16,7 @@ from thalweg.server.http.answer import DONE
 from thalweg.server.openai import logprobs
 from thalweg.server.openai.answers import as_ids, finish, handover, head_of, timing, usage_of
 from thalweg.server.openai.chunks import ChunkWriter
+from thalweg.server.openai.errors import PROMPTS
 from thalweg.server.openai.protocol import CompletionRequest
 from thalweg.server.openai.sampling import completion_params
 
@@ -57,6 +58,8 @@ async def prompts(serving: Serving, request: CompletionRequest, tenant: str) -> 
 
 
 class CompletionReply(TurnReply):
+    errors = PROMPTS
+
     def __init__(self, serving: Serving, job: GenerationJob, request: CompletionRequest) -> None:
         super().__init__(serving, job)
         self.request = request
