@@ -65,7 +65,7 @@ def test_templates_of_eagle_2_5_number_images(tmp_path: Path) -> None:
         shown = [f"<image {i}><img>{'<IMG_CONTEXT>' * 4}</img>" for i in (1, 2)]
         assert out.prompt == f"{shown[0]} <image-2> {shown[1]}"
         with pytest.raises(RequestError, match="the prompt shows 0 of 1 images"):
-            llm.chat(asks(a), SamplingParams(max_tokens=1), chat_template="none", use_tqdm=False)
+            llm.chat(asks(a), SamplingParams(max_tokens=1), chat_template="{{ 'none' }}", use_tqdm=False)
     finally:
         llm.shutdown()
 

@@ -128,7 +128,7 @@ def load_frontend(located: ResolvedModel) -> Frontend:
         check_vocab(tokenizer, rows)
         taken = load_processors(located.config, located.path)
         for each in taken.values():
-            tokenizer = tokenizer.marking(each.marker)
+            tokenizer = tokenizer.marking(each.marker).marking(getattr(each, "numbered", "").partition("{}")[0])
     generation = _generation_config(args, path)
     templates = {} if tokenizer is None else complete_templates(tokenizer.chat_templates, located.facts.architecture)
     return Frontend(
