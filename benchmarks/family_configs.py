@@ -54,6 +54,11 @@ CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "Phi4FlashForCausalLM",
         {**_without(_GROUPED, "rope_theta"), "num_hidden_layers": 4, "mb_per_layer": 2, "sliding_window": 512},
     ),
+    "pangu_ultra_moe": (
+        "PanguUltraMoEForCausalLM",
+        {**_MIXTURE, **_LATENT, "num_key_value_heads": 16, "q_lora_rank": 1536, "n_routed_experts": 16, "n_shared_experts": 1,
+         "routed_scaling_factor": 2.5, "sandwich_norm": True},
+    ),
     "plamo2": (
         "Plamo2ForCausalLM",
         {**_without(_GROUPED, "hidden_act", "rope_theta"), "hidden_size_per_head": 128, "mamba_num_heads": 32,

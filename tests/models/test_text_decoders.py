@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import transformers
 from test_by_other_names import compared, published, renamed
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from zoo import SMALL, spread
+from zoo_text import LATENT
 
 from thalweg.errors import UnsupportedModelError
 from thalweg.models import registry
@@ -61,3 +63,36 @@ def test_xverse_has_a_mixture_in_every_layer(name, tmp_path):
     }  # fmt: skip
     published(tmp_path / "x", model, config, renamed(("mlp.gate.weight", "mlp.router.weight")))
     compared(tmp_path / "x", lambda ids: model(torch.tensor([ids])).logits[0])
+
+
+@pytest.mark.parametrize("sandwich", [True, False])
+def test_pangu_ultra_norms_before_and_after_each_part(sandwich, tmp_path):
+    """DeepSeek V3 without groups and expert biases, and with more norms."""
+    sizes = {**SMALL, **LATENT, "q_lora_rank": 40, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+             "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.7}  # fmt: skip
+    settings = transformers.DeepseekV3Config(**sizes, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    norm = type(model.model.norm)
+    for layer in model.model.layers if sandwich else ():
+        layer.pre_mlp_layernorm, layer.post_mlp_layernorm = (norm(48, eps=1e-5) for _ in range(2))
+        layer.forward = partial(_sandwich, layer)
+    spread(model.eval(), 14)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.zero_()
+    config = {
+        **settings.to_dict(), "architectures": ["PanguUltraMoEForCausalLM"], "sandwich_norm": sandwich, "rope_theta": 10000.0,
+        "rope_parameters": None, "num_nextn_predict_layers": 0,
+    }  # fmt: skip
+    published(
+        tmp_path / "p", model, config, lambda held: {n: t for n, t in held.items() if not n.endswith("correction_bias")}
+    )  # fmt: skip
+    compared(tmp_path / "p", lambda ids: model(torch.tensor([ids])).logits[0])
+    with pytest.raises(UnsupportedModelError, match="use_mhc: parts of openPangu"):
+        registry.family(config)({**config, "use_mhc": True})
+
+
+def _sandwich(layer: Any, x: torch.Tensor, **more: Any) -> torch.Tensor:
+    out = layer.self_attn(hidden_states=layer.input_layernorm(x), **more)[0]
+    x = x + layer.post_attention_layernorm(out)
+    return x + layer.post_mlp_layernorm(layer.mlp(layer.pre_mlp_layernorm(x)))

@@ -382,6 +382,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "PaddleOCRVLForConditionalGeneration": f"{_FAMILIES}.paddleocr_vl:paddleocr_vl",
     "PaliGemmaForConditionalGeneration": f"{_FAMILIES}.paligemma:paligemma",
     "PanguEmbeddedForCausalLM": f"{_FAMILIES}.llama:pangu_embedded",
+    "PanguUltraMoEForCausalLM": f"{_FAMILIES}.pangu_ultra:pangu_ultra_moe",
     "Param2MoEForCausalLM": f"{_FAMILIES}.bailing:param2_moe",
     "ParakeetForCTC": f"{_FAMILIES}.parakeet:parakeet_ctc",
     "ParakeetForRNNT": f"{_FAMILIES}.parakeet:parakeet_rnnt",
