@@ -14,6 +14,7 @@ KINDS = {
     "ParakeetForCTC": "ParakeetCTCConfig", "ParakeetForRNNT": "ParakeetRNNTConfig", "ParakeetForTDT": "ParakeetTDTConfig",
     "CanaryForConditionalGeneration": "CanaryConfig", "CohereAsrForConditionalGeneration": "CohereAsrConfig",
     **{f"{name}ForCTC": f"{name}Config" for name in ("Wav2Vec2", "Hubert", "WavLM", "UniSpeech", "UniSpeechSat")},
+    "SEWForCTC": "SEWConfig", "SEWDForCTC": "SEWDConfig",
     "Nemotron3_5AsrForRNNT": "Nemotron3_5AsrConfig", "NemotronAsrStreamingForRNNT": "NemotronAsrStreamingConfig",
     "MoonshineStreamingForConditionalGeneration": "MoonshineStreamingConfig",
     **{f"SeamlessM4T{v}For{task}": f"SeamlessM4T{v}Config" for v in ("", "v2") for task in ("SpeechToText", "TextToText")},

@@ -121,3 +121,16 @@ def test_what_is_refused(tmp_path):
             registry.family(changed)(changed)
     assert SMALL["vocab_size"] == len(VOCAB)
     assert frames_of(load("wavlm", path), path, sound(1, 0.3))
+
+
+def test_what_sew_d_lacks(tmp_path):
+    config = read_config(make_wav2vec("sew-d", tmp_path))
+    for said, words in (
+        ({"share_att_key": False}, "share_att_key"),
+        ({"pos_att_type": ["c2p"]}, "pos_att_type"),
+        ({"norm_rel_ebd": "none"}, "norm_rel_ebd"),
+        ({"conv_kernel_size": 3}, "conv_kernel_size"),
+    ):
+        changed = {**config, **said}
+        with pytest.raises(UnsupportedModelError, match=words):
+            registry.family(changed)(changed)

@@ -41,6 +41,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_conv_pos_embeddings": 15,
         },
     ),
+    "sew-d": (
+        "SEWD",
+        {
+            "conv_dim": [16] * 3,
+            "conv_kernel": [10, 8, 8],
+            "conv_stride": [5, 8, 8],
+            "hidden_act": "gelu",
+            "position_buckets": 8,
+            "max_position_embeddings": 40,
+        },
+    ),
+    "sew-d-unbucketed": (
+        "SEWD",
+        {
+            "conv_dim": [16, 16, 32],
+            "conv_kernel": [10, 8, 8],
+            "conv_stride": [5, 8, 8],
+            "squeeze_factor": 3,
+            "position_buckets": -1,
+            "max_position_embeddings": 12,
+        },
+    ),
     "conformer": ("Wav2Vec2Conformer", {"conv_depthwise_kernel_size": 5}),
     "conformer-rotary": (
         "Wav2Vec2Conformer",

@@ -149,8 +149,10 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
     },
     "recurrent_gemma": {"max_position_embeddings": 8192},
     **dict.fromkeys(
-        ("data2vec-audio", "hubert", "sew", "unispeech", "unispeech-sat", "wav2vec2", "wav2vec2-conformer", "wavlm"), _WAV2VEC
+        ("data2vec-audio", "hubert", "sew", "unispeech", "unispeech-sat", "wav2vec2", "wav2vec2-conformer", "wavlm"),
+        _WAV2VEC,
     ),
+    "sew-d": {**_WAV2VEC, "max_position_embeddings": 512},
     "cohere_asr": _CANARY,
     "moonshine_streaming": {
         "vocab_size": 32_768, "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 6, "num_attention_heads": 8,

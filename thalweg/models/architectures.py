@@ -501,6 +501,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "HyperCLOVAXVisionV2ForConditionalGeneration": f"{_FAMILIES}.hyperclovax_vision:hyperclovax_vision",
     "VitsModel": f"{_FAMILIES}.vits:vits",
     "Wav2Vec2ForCTC": f"{_FAMILIES}.wav2vec:wav2vec2",
+    "SEWDForCTC": f"{_FAMILIES}.sew_d:sew_d",
     "SEWForCTC": f"{_FAMILIES}.wav2vec:sew",
     "Wav2Vec2BertForCTC": f"{_FAMILIES}.conformer_ctc:wav2vec2_bert",
     "Wav2Vec2ConformerForCTC": f"{_FAMILIES}.conformer_ctc:wav2vec2_conformer",

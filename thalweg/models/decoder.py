@@ -55,6 +55,7 @@ from thalweg.models.vision.block_transcriber import BlockTranscriber
 from thalweg.models.vision.causal_audio import CausalAudioEncoder
 from thalweg.models.vision.conformer import Conformer
 from thalweg.models.vision.conformer_transcriber import ConformerTranscriber
+from thalweg.models.vision.disentangled_clip import DisentangledClipEncoder
 from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.masked import MaskedEncoder
 from thalweg.models.vision.memory_encoder import MemoryEncoder
@@ -125,6 +126,7 @@ AUDIO: Mapping[type, Callable[..., Any]] = {
     spec.CausalAudioSpec: CausalAudioEncoder,
     spec.ConformerSpec: Conformer,
     spec.ConformerTranscriberSpec: ConformerTranscriber,
+    spec.DisentangledClipSpec: DisentangledClipEncoder,
     spec.FastConformerSpec: FastConformer,
     spec.MemoryEncoderSpec: MemoryEncoder,
     spec.Wav2VecSpec: Wav2VecEncoder,

@@ -148,6 +148,7 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
     "Qwen3ASRRealtimeGeneration": _qwen3_asr,
     "Qwen3OmniMoeForConditionalGeneration": _qwen3_omni,
     "Qwen3OmniMoeThinkerForConditionalGeneration": _qwen3_omni,
+    "SEWDForCTC": wav2vec,
     "SEWForCTC": wav2vec,
     "UniSpeechForCTC": wav2vec,
     "UniSpeechSatForCTC": wav2vec,

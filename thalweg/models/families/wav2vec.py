@@ -138,10 +138,11 @@ def sample_convolutions(config: Config, **more: Any) -> SampleConvolutions:
 def _convolutions(config: Config) -> tuple[tuple[int, int, int], ...]:
     usual = {"conv_dim": (512,) * 7, "conv_kernel": (10, 3, 3, 3, 3, 2, 2), "conv_stride": (5, 2, 2, 2, 2, 2, 2)}
     said: list[Any] = [config.get(key) or list(default) for key, default in usual.items()]
-    found = [each if isinstance(each, list) else [] for each in said]
+    found = [list(each) if isinstance(each, list | tuple) else [] for each in said]
     lengths = {len(each) for each in found}
     if (
         len(lengths) != 1
+        or 0 in lengths
         or not all(type(n) is int and 0 < n < 1 << 16 for each in found for n in each)
         or max(lengths) > MOST_CONVS
     ):

@@ -31,6 +31,7 @@ from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.depth import CodeRows, DepthSpec, PositionText, TextTable
 from thalweg.models.spec.differential import DifferentialAttention
 from thalweg.models.spec.disentangled import DisentangledAttention, Distances
+from thalweg.models.spec.disentangled_clip import DisentangledClipSpec
 from thalweg.models.spec.engram import EngramInput
 from thalweg.models.spec.entrances import FrameConvolutions, FrameProjection, SampleConvolutions
 from thalweg.models.spec.fastconformer import FastConformerSpec, LanguagePrompt
@@ -153,6 +154,7 @@ __all__ = [
     "DepthSpec",
     "DifferentialAttention",
     "DisentangledAttention",
+    "DisentangledClipSpec",
     "Distances",
     "EmbedProjection",
     "EngramInput",

@@ -53,8 +53,11 @@ class Wav2VecEncoder(ClipEncoder):
             x = functional.avg_pool1d(x.T[None], s.squeeze)[0].T
             count = min(len(x), len(places))
             x, places = x[:count], places[:count]
-        x = x + places
-        return x if s.before else self._parts.norm("/norm", params["norm"], x)
+        return self.begin(params, x + places)
+
+    def begin(self, params: Params, x: Array) -> Array:
+        """What the first layer reads."""
+        return x if self.spec.before else self._parts.norm("/norm", params["norm"], x)
 
     def _fill(self, x: Array, frames: Frames) -> Array:
         """Zeros for states at the end that were left out."""
