@@ -103,6 +103,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     """None: not a speech model."""
     speaks: bool = False
     """Are its tokens frames of speech, for its codec?"""
+    returns_states: bool = False
+    """Are hidden states of prompt tokens returned on request?"""
     speech_end: int = -1
     """The token after the last of these frames. -1: its tokens are no frames."""
     transcribes: bool = False

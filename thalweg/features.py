@@ -38,7 +38,7 @@ def _times(value: Any) -> tuple[int, ...]:
 
 
 def _position(value: Any) -> int:
-    """The position of the first prompt token whose weights of cross attention are returned."""
+    """The position of the first prompt token whose weights of cross attention, or hidden states, are returned."""
     if type(value) is not int or not 0 <= value < 2**31:
         raise ValueError("must be the position of a token of the prompt, a whole number from 0")
     return value
@@ -58,7 +58,8 @@ FEATURES = (
     Feature(f"{_HAL}.timestamps:Timestamps", f"{_CONTROL}.timestamps:TimestampsBuilder",
             f"{_MODELS}.timestamps:TimestampsProcessor", {"timestamps": _times}),
     Feature(f"{_HAL}.scores:Scores", f"{_CONTROL}.scores:ScoresBuilder"),
-    Feature(f"{_HAL}.each_token:EachToken", f"{_CONTROL}.each_token:EachTokenBuilder", arguments={"alignment": _position}),
+    Feature(f"{_HAL}.each_token:EachToken", f"{_CONTROL}.each_token:EachTokenBuilder",
+            arguments={"alignment": _position, "states": _position}),
     Feature(f"{_HAL}.overlays:Overlays", f"{_CONTROL}.overlays:OverlaysBuilder"),
     Feature(f"{_HAL}.spans:Spans", f"{_CONTROL}.spans:SpansBuilder"),
     Feature(f"{_HAL}.sparse:Sparse", f"{_CONTROL}.sparse:SparseBuilder"),

@@ -172,6 +172,9 @@ class RequestOutput:
     alignment: np.ndarray | None = None
     """f32[tokens, heads * frames]: weights with which prompt tokens attend to the audio, in the heads that align both. With
     "alignment" in extra_args, from the token it names. None elsewhere."""
+    states: np.ndarray | None = None
+    """f32[tokens, hidden]: hidden states of prompt tokens that a talker reads, those before one of the layers. With "states" in
+    extra_args, from the token it names. None elsewhere."""
 
     @property
     def encoder_prompt(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import hearing
 import torch
 import transformers
-from zoo import _copied, spread
+from zoo import _copied
 
 NAMES = (*hearing.NAMES, "<tts_pad>", "<tts_bos>", "<tts_eos>", "<system>", "<user>", "<assistant>")
 IDS = {name: 256 + i for i, name in enumerate(NAMES)}
@@ -38,10 +38,10 @@ def configuration(**more: Any) -> Any:
     """more: of the talker."""
     thinker = hearing.FAMILIES["qwen3-omni"].config().to_dict()
     thinker["text_config"]["vocab_size"] = len(NAMES) + 256 + 8
-    thinker["text_config"]["initializer_range"] = 0.02
+    thinker["text_config"] |= {"initializer_range": 0.02, "num_hidden_layers": 4}
     talker = {
         "text_config": TALKER_TEXT, "code_predictor_config": PREDICTOR, "num_code_groups": BOOKS,
-        "thinker_hidden_size": thinker["text_config"]["hidden_size"], "codec_eos_token_id": END, "accept_hidden_layer": 1,
+        "thinker_hidden_size": thinker["text_config"]["hidden_size"], "codec_eos_token_id": END, "accept_hidden_layer": 3,
         "codec_nothink_id": CODES + 500, "codec_think_bos_id": CODES + 501, "codec_think_eos_id": CODES + 502,
         "codec_pad_id": CODES + 503, "codec_bos_id": CODES + 504, "speaker_id": VOICES, "spatial_merge_size": 2,
         "audio_token_id": IDS["<|AUDIO|>"], "image_token_id": IDS["<|image_pad|>"], "video_token_id": IDS["<|video_pad|>"],
@@ -55,12 +55,12 @@ def configuration(**more: Any) -> Any:
     )  # fmt: skip
 
 
-def make_omni(directory: Path, ending: float = 0.0, **more: Any) -> Path:
-    """ending: added to the logit of the last frame, by its row in the output matrix."""
+def make_omni(directory: Path, ending: float = -0.5, **more: Any) -> Path:
+    """ending: relative change of the logit after the last frame, by its row in the output matrix."""
 
     def make(path: Path) -> None:
         model = transformers.Qwen3OmniMoeForConditionalGeneration._from_config(configuration(**more)).eval()
-        spread(model, 7)
+        hearing.spread_ears(model)
         g = torch.Generator().manual_seed(3)
         with torch.no_grad():
             for key, p in model.named_parameters():

@@ -42,8 +42,9 @@ def answer_theirs(model: Any, ids: list[int], frames: int, words: int = 12, **mo
     model.code2wav.chunked_decode = watch
     try:
         tokens, wave = model.generate(
-            torch.tensor([ids]), speaker="Chelsie", return_audio=True, thinker_max_new_tokens=words, thinker_do_sample=False,
-            talker_max_new_tokens=frames + 1, talker_do_sample=False, thinker_eos_token_id=omni_zoo.IDS["<|im_end|>"],
+            input_ids=torch.tensor([ids]), speaker="Chelsie", return_audio=True, thinker_max_new_tokens=words,
+            thinker_do_sample=False, talker_max_new_tokens=frames + 1, talker_do_sample=False,
+            thinker_eos_token_id=omni_zoo.IDS["<|im_end|>"],
             **{"talker_repetition_penalty": 1.0, **more},
         )  # fmt: skip
     finally:
@@ -105,7 +106,7 @@ def test_preempted_sequences_keep_their_text_and_codes(tmp_path: Any) -> None:
 @pytest.mark.slow
 def test_speech_ends_where_the_talker_ends_it(tmp_path: Any) -> None:
     """With the penalty on repetition that the model's authors recommend."""
-    path = omni_zoo.make_omni(tmp_path, ending=2.0)
+    path = omni_zoo.make_omni(tmp_path, ending=-0.1)
     lengths = compare(path, open_talker(path), 40, talker_repetition_penalty=1.05)
     assert min(lengths) < 40
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
+import hearing
 import numpy as np
 import omni_zoo
 import pytest
@@ -14,6 +16,8 @@ from thalweg import LLM, SamplingParams
 from thalweg.config import EngineArgs
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import ConfigError, RequestError
+from thalweg.media.audio_files import wav_header
+from thalweg.media.speakers.base import SpeechSettings
 
 BOTH = ["text", "audio"]
 SPOKEN = {"voice": "Chelsie", "temperature": 0}
@@ -34,7 +38,7 @@ def ask(llm: LLM, texts: list[str], words: int, **more: Any) -> list[Any]:
 @pytest.mark.slow
 def test_answers_are_those_of_transformers(tmp_path: Any) -> None:
     """The same text, and the same samples. Text without speech is the same."""
-    path = omni_zoo.make_omni(tmp_path, ending=1.0)
+    path = omni_zoo.make_omni(tmp_path, ending=-0.1)
     llm, model = open_omni(path, max_model_len=256), omni_zoo.load_omni(path)
     outputs, plain = ask(llm, ASKED, 14, modalities=BOTH, audio=SPOKEN), ask(llm, ASKED, 14)
     lengths = set()
@@ -51,6 +55,42 @@ def test_answers_are_those_of_transformers(tmp_path: Any) -> None:
         assert np.abs(choice.audio.samples - wave).max() < 1e-4
         lengths.add(len(wave))
     assert len(lengths) > 1
+
+
+@pytest.mark.slow
+def test_answers_to_sounds_are_those_of_transformers(tmp_path: Any) -> None:
+    """Sounds and text of several turns, in chunks. The talker reads hidden states at their placeholders."""
+    path = omni_zoo.make_omni(tmp_path, ending=-0.1)
+    llm, model = open_omni(path, max_model_len=256, max_num_batched_tokens=24), omni_zoo.load_omni(path)
+    sounds = [np.round(hearing.sound(*each) * 2**15).astype("<i2").astype(np.float32) / 2**15 for each in ((1.2, 1), (1.2, 2))]
+    first, second = ({"type": "input_audio", "input_audio": {"data": encode(each), "format": "wav"}} for each in sounds)
+    talk = [
+        {"role": "user", "content": [first, {"type": "text", "text": "hello"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "yes"}]},
+        {"role": "user", "content": [second]},
+    ]
+    text = [{"role": "user", "content": ASKED[0]}]
+    params = SamplingParams(temperature=0, max_tokens=14)
+    for _ in range(2):  # the second time, the prefix cache has the prompt
+        spoken, plain = llm.chat([talk, text], params, modalities=BOTH, audio=SPOKEN, use_tqdm=False)
+        ids = list(spoken.prompt_token_ids)
+        said = hearing.given("qwen3-omni", ids, sounds, [])
+        del said["input_ids"]
+        tokens, _, wave = answer_theirs(model, ids, FRAMES, 14, talker_repetition_penalty=1.05, **said)
+        (choice,) = spoken.outputs
+        assert list(choice.token_ids) == tokens
+        assert choice.audio.samples.shape == wave.shape
+        assert np.abs(choice.audio.samples - wave).max() < 1e-4
+        assert plain.states is None
+    spoken.states = np.zeros_like(spoken.states)
+    (other,) = llm._talker.speak_answers([spoken], SpeechSettings(voice="chelsie", temperature=0))
+    size = min(len(other.samples), len(wave))
+    assert np.abs(other.samples[:size] - wave[:size]).max() > 1e-3, "states change nothing"
+
+
+def encode(samples: np.ndarray) -> str:
+    data = wav_header(hearing.RATE, len(samples)) + (samples * 2**15).astype("<i2").tobytes()
+    return base64.b64encode(data).decode()
 
 
 def test_requests_that_are_refused(tmp_path: Any) -> None:

@@ -93,6 +93,7 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
     enter = binder.offer(ops.enter_tokens, max_len=model.max_len)
     sampler = Sampler(binder, vocab=model.vocab, logprobs_mode=logprobs_mode)
     depth = getattr(model, "depth", None)
+    tapped = getattr(model.spec, "states_before", 0) - 1
 
     def enter_batch(batch: StepBatch, history: Array) -> tuple[StepBatch, Array]:
         """The batch with known tokens, and the history with these."""
@@ -117,6 +118,8 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
         tail = proposer if batch.get(Proposing) is not None else None
         places = () if tail is None else tail.taps
         taps: dict[int, Any] = dict.fromkeys(place for place in places if place != SAMPLED)
+        if aligned is not None and tapped >= 0:
+            taps[tapped] = None
         some = (
             scores is None and aligned is None and not batch.uniform and not taps
         )  # of a uniform batch all rows are read, or nearly
@@ -149,7 +152,8 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
         if scores is not None:
             result = replace(result, score=_score(model, sampler, params, x, batch, scores, adapters))
         if aligned is not None:
-            result = replace(result, each=torch.cat(weights, 1).flatten(1))
+            states = taps[tapped].index_select(0, aligned.row).float() if tapped >= 0 else None
+            result = replace(result, each=torch.cat(weights, 1).flatten(1) if states is None else states)
         state = {**state, "kv": kv, "history": history}
         if tail is not None:
             read = tuple(last if place == SAMPLED else taps[place] for place in places)

@@ -14,8 +14,8 @@ from thalweg.engine.client.pairs import join_messages
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.lora import LoRARequest
 from thalweg.media.kinds.base import MediaItem, MediaSource
-from thalweg.media.speakers.answers import DISABLED, SpokenAnswer, read_modalities
-from thalweg.media.speakers.answers import MEDIA as MEDIA_REFUSED
+from thalweg.media.speakers.answers import DISABLED, SpokenAnswer, read_modalities, request_states
+from thalweg.media.speakers.base import Speaker
 from thalweg.offline.batches import Batches, UseTqdm
 from thalweg.offline.prompts import Prompt, per_prompt
 from thalweg.offline.sharing import in_turn
@@ -142,8 +142,8 @@ class ChatMethods(Batches):
         turns = ChatTurns(renderer.frontend, renderer.template, tools, *parsers)
         prompts = renderer.render(messages)
         params = per_prompt("sampling_params", sampling_params, len(prompts), renderer.frontend.sampling)
-        spoken = self._read_speech(modalities, audio, prompts, params)
-        marked = [turns.marking(p, prompt) for p, prompt in zip(params, prompts, strict=True)]
+        spoken, written = self._read_speech(modalities, audio, prompts, params)
+        marked = [turns.marking(p, prompt) for p, prompt in zip(written, prompts, strict=True)]
         outputs: list[RequestOutput] = self._run(
             self._prepare(prompts, marked, tokenization_kwargs=tokenization_kwargs, lora_request=lora_request), use_tqdm
         )
@@ -151,29 +151,32 @@ class ChatMethods(Batches):
             turns.read(output, param)
         if spoken is not None and self._talker is not None:
             done = [output for output in outputs if output.error is None]
-            pairs = [(output.prompt_token_ids or [], output.outputs[0].token_ids) for output in done]
-            for output, speech in zip(done, self._talker.speak_answers(pairs, spoken.settings, use_tqdm), strict=True):
+            for output, speech in zip(done, self._talker.speak_answers(done, spoken.settings, use_tqdm), strict=True):
                 output.outputs[0].audio = speech
         return outputs
 
     def _read_speech(
         self, modalities: Any, audio: Any, prompts: Sequence[Any], params: Sequence[SamplingParams]
-    ) -> SpokenAnswer | None:
-        """How answers are spoken. None: they are not. RequestError names the field."""
+    ) -> tuple[SpokenAnswer | None, Sequence[SamplingParams]]:
+        """How answers are spoken, and parameters of their texts. None: they are not. RequestError names the field."""
         spoken = read_modalities(modalities, audio, 0)
         if spoken is None:
-            return None
+            return None, params
         speaker = None if self._talker is None else self._talker.llm_engine.frontend.speaker
         if speaker is None:
             raise RequestError(DISABLED, "modalities")
         if spoken.form:
             raise RequestError("audio.format: outputs have samples; omit it", "audio.format")
-        if any(isinstance(each, SamplingParams) and each.n > 1 for each in params):
-            raise RequestError("n: an answer that is spoken has one choice", "n")
-        if any(isinstance(prompt, Mapping) and prompt.get(MEDIA) for prompt in prompts):
-            raise RequestError(MEDIA_REFUSED, "modalities")
         speaker.check(spoken.settings)
-        return spoken
+        return spoken, [self._request_states(speaker, each, prompt) for each, prompt in zip(params, prompts, strict=True)]
+
+    def _request_states(self, speaker: Speaker, params: SamplingParams, prompt: Mapping[str, Any]) -> SamplingParams:
+        if not isinstance(params, SamplingParams):
+            return params  # an error where it is prepared
+        if params.n > 1:
+            raise RequestError("n: an answer that is spoken has one choice", "n")
+        kinds = [item.kind for item in prompt.get(MEDIA) or ()]
+        return request_states(speaker, params, prompt["prompt_token_ids"], kinds, self.llm_engine.config.model.returns_states)
 
     @in_turn
     def preprocess_chat(

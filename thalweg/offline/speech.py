@@ -11,7 +11,7 @@ from thalweg.errors import RequestError
 from thalweg.media.speakers.base import Speaker, SpeechSettings
 from thalweg.offline.batches import Batches, UseTqdm
 from thalweg.offline.sharing import in_turn
-from thalweg.outputs import SpeechOutput
+from thalweg.outputs import RequestOutput, SpeechOutput
 from thalweg.params import PoolingParams, SamplingParams
 
 
@@ -66,14 +66,17 @@ class SpeechMethods(Batches):
 
     @in_turn
     def speak_answers(
-        self, answers: Sequence[tuple[Sequence[int], Sequence[int]]], settings: SpeechSettings, use_tqdm: UseTqdm = False
+        self, answers: Sequence[RequestOutput], settings: SpeechSettings, use_tqdm: UseTqdm = False
     ) -> list[SpeechOutput]:
-        """The speech of answers of another model, of a model that speaks answers: (tokens of the prompt, tokens of the answer).
-        One without anything to speak has no samples. RequestError names the field."""
+        """The speech of answers of another model, of a model that speaks answers: of the first choice of each output. One
+        without anything to speak has no samples. RequestError names the field."""
         speaker = self.llm_engine.frontend.speaker
         if speaker is None or not speaker.answers:
             raise RequestError("model: it speaks no answers of another model", "model")
-        prompts = [speaker.answer_prompt(asked, answer, settings) for asked, answer in answers]
+        prompts = [
+            speaker.answer_prompt(each.prompt_token_ids or (), each.outputs[0].token_ids, settings, each.states)
+            for each in answers
+        ]
         frames = iter(self._generate_frames(speaker, [p for p in prompts if p is not None], settings, None, use_tqdm))
         found = [[] if prompt is None else next(frames) for prompt in prompts]
         codes = [speaker.decoding(each) for each in found if each]

@@ -25,9 +25,10 @@ from thalweg.media.speakers.base import SpeechSettings
 from thalweg.server.core import speech
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
+import hearing
 import omni_zoo
 from test_omni_talker import answer_theirs, read_prompt
-from test_spoken_answers import FRAMES
+from test_spoken_answers import FRAMES, encode
 
 ASKED = "what is it?"
 SAID: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": ASKED}], "temperature": 0, "max_tokens": 14}
@@ -36,7 +37,7 @@ BOTH = ["text", "audio"]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: Any) -> Iterator[tuple[Path, openai.OpenAI]]:
-    path = omni_zoo.make_omni(tmp_path_factory.mktemp("spoken"), ending=1.0)
+    path = omni_zoo.make_omni(tmp_path_factory.mktemp("spoken"), ending=0.0)
     words = ("--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "m", "--max-model-len", "256")
     process = Process(str(path), *words, "--enable-talker")
     yield path, openai.OpenAI(base_url=process.url() + "/v1", api_key="none", max_retries=0, timeout=60)
@@ -101,6 +102,27 @@ def test_a_stream_has_the_same_text_and_samples(server: Any) -> None:
         assert [end for end in ends if end] == [wanted.finish_reason]
         assert ends[-1] == wanted.finish_reason
         assert chunks[-1].usage == whole.usage
+
+
+@pytest.mark.slow
+def test_answers_to_sounds_are_those_of_transformers(server: Any) -> None:
+    path, client = server
+    sound = np.round(hearing.sound(1.0, 3) * 2**15).astype("<i2").astype(np.float32) / 2**15
+    part = {"type": "input_audio", "input_audio": {"data": encode(sound), "format": "wav"}}
+    messages = [{"role": "user", "content": [part, {"type": "text", "text": "c"}]}]
+    said = {**SAID, "messages": messages}
+    answer = client.chat.completions.create(**said, **speak("pcm16"), extra_body={"return_token_ids": True})
+    given = hearing.given("qwen3-omni", answer.prompt_token_ids, [sound], [])
+    del given["input_ids"]
+    model = omni_zoo.load_omni(path)
+    tokens, _, want = answer_theirs(model, answer.prompt_token_ids, FRAMES, 14, talker_repetition_penalty=1.05, **given)
+    assert answer.choices[0].token_ids == tokens
+    data = base64.b64decode(answer.choices[0].message.audio.data)
+    assert samples_of(data).shape == want.shape
+    assert np.abs(samples_of(data) - want).max() < 2e-4
+    chunks = client.chat.completions.create(**said, **speak("pcm16"), stream=True)
+    parts = [chunk.choices[0].delta.model_dump(exclude_unset=True).get("audio") or {} for chunk in chunks]
+    assert b"".join(base64.b64decode(part.get("data", "")) for part in parts) == data
 
 
 @pytest.mark.slow

@@ -71,6 +71,7 @@ class InputProcessor:
         self._vocab, self._hidden = config.model.vocab, config.model.hidden
         self._prompt_ids, self._source_columns = config.model.prompt_ids, config.model.source_columns
         self._speaks, self._speech_end = config.model.speaks, config.model.speech_end
+        self._returns_states = config.model.returns_states
         self._source_required = config.model.source_required
 
     def process(
@@ -110,6 +111,7 @@ class InputProcessor:
         shared = self._sampling.read(params, ids if answer is None else answer)
         transcription.check(params, mel, 0 if self._speech is None else self._speech.heads, len(ids))
         aligned = transcription.ALIGNMENT in (params.extra_args or {})
+        whole = transcription.check_states(params, self._returns_states, len(ids))
         if mel is not None and self._speech is not None:
             inputs = (transcription.make_input(mel, aligned), *inputs)
             shared = transcription.sampling(self._speech, ids, shared)
@@ -123,7 +125,7 @@ class InputProcessor:
         requests = []
         for i in range(params.n):
             mine = scores if i == 0 else -1  # the prompt is the same for every choice: score it once
-            skip = bool(params.skip_reading_prefix_cache) or mine >= 0 or aligned or spoken is not None
+            skip = bool(params.skip_reading_prefix_cache) or mine >= 0 or aligned or whole or spoken is not None
             sampling = TokenSampling(**shared, seed=choice_seed(seed, first_choice + i), prompt_logprobs=mine)
             request = EngineRequest(
                 handle=next(handles), tokens=tokens, prompt_len=len(tokens), sampling=sampling, inputs=inputs,

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from thalweg.engine.client.submission import Submission
-from thalweg.engine.client.transcription import ALIGNMENT
+from thalweg.engine.client.transcription import ALIGNMENT, STATES
 from thalweg.engine.messages import (
     EngineRequest,
     Outputs,
@@ -386,8 +386,10 @@ class _Request:
             self.prompt_logprobs[scores.start + i] = entry
 
     def align(self, part: TokenVectors) -> None:
-        """Weights of cross attention, stored by position as scores are. Without those of tokens before the first."""
-        first = (self.params.extra_args or {})[ALIGNMENT]
+        """Weights of cross attention, or hidden states, stored by position as scores are. Without those of tokens before the
+        first."""
+        extra = self.params.extra_args or {}
+        first = extra[ALIGNMENT if ALIGNMENT in extra else STATES]
         if self.alignment is None:
             self.alignment = np.zeros((len(self.submission.prompt_ids) - first, part.values.shape[1]), np.float32)
         self.alignment[part.start - first : part.start - first + len(part.values)] = part.values
@@ -421,8 +423,13 @@ class _Request:
             self.submission.lora_request,
             self.submission.handover if done and self._is_whole() else None,
             self.stored_tokens,
-            self.alignment,
+            None if self._returns_states else self.alignment,
+            self.alignment if self._returns_states else None,
         )
+
+    @property
+    def _returns_states(self) -> bool:
+        return STATES in (self.params.extra_args or {})
 
     def _is_whole(self) -> bool:
         """Did every choice end by itself?"""

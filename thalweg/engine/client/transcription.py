@@ -23,9 +23,9 @@ MOST_A_STEP = 4
 """Most recordings encoded in one step: each costs as much as a long prompt."""
 ALIGNED_A_STEP = 2
 """The same where weights of cross attention are returned, which are megabytes."""
-TIMESTAMPS, ALIGNMENT = "timestamps", "alignment"
+TIMESTAMPS, ALIGNMENT, STATES = "timestamps", "alignment", "states"
 """Names in extra_args. The rules for timestamps: the first timestamp, the end, and the latest first timestamp. The position of
-the first prompt token whose weights of cross attention `RequestOutput.alignment` returns."""
+the first prompt token whose weights of cross attention `RequestOutput.alignment` returns. The same for `states`."""
 
 
 def read(prompt: Any, config: SpeechConfig | None) -> tuple[Any, np.ndarray | None]:
@@ -102,6 +102,23 @@ def check(params: SamplingParams, mel: np.ndarray | None, heads: int, tokens: in
         _check_alignment(params, given[ALIGNMENT], heads, tokens)
     if mel.nbytes * params.n > MOST_BYTES:
         raise RequestError(f"n: {params.n} choices of this clip exceed {MOST_BYTES} bytes; request fewer at once", "n")
+
+
+def check_states(params: SamplingParams, returned: bool, tokens: int) -> bool:
+    """Are hidden states of the prompt requested? returned: does the model return any? tokens: of the prompt. RequestError."""
+    first = (params.extra_args or {}).get(STATES)
+    if first is None:
+        return False
+    why = None
+    if not returned:
+        why = "this model returns no hidden states; omit it"
+    elif params.n > 1 or params.prompt_logprobs is not None:
+        why = "not with n above 1 or prompt_logprobs; send two requests"
+    elif first >= tokens:
+        why = f"{first} is no position of a prompt of {tokens} tokens"
+    if why is not None:
+        raise RequestError(f"extra_args: {STATES}: {why}", "extra_args")
+    return True
 
 
 def _check_alignment(params: SamplingParams, first: int, heads: int, tokens: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from thalweg.engine.messages import Input
 from thalweg.hal.device import Background, Device, Executable, Pending
 from thalweg.hal.step import Params, StateBox, Step, StepBatch
-from thalweg.models.layers.depth import TextEmbedder
+from thalweg.models.layers.depth import PositionEmbedder, TextEmbedder
 from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.clip_encoder import ClipEncoder
 from thalweg.models.vision.sam import SamEncoder
@@ -29,7 +29,17 @@ TOGETHER = 1 << 14
 class EncoderNetwork:
     """An encoder of the model, and its executables. Kinds of media may share one."""
 
-    model: VisionEncoder | SamEncoder | AudioEncoder | ClipEncoder | VitsNetwork | MimiNetwork | Code2WavNetwork | TextEmbedder
+    model: (
+        VisionEncoder
+        | SamEncoder
+        | AudioEncoder
+        | ClipEncoder
+        | VitsNetwork
+        | MimiNetwork
+        | Code2WavNetwork
+        | TextEmbedder
+        | PositionEmbedder
+    )
     params: Params
     state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
     carried: dict[str, Any] = field(default_factory=dict, init=False)

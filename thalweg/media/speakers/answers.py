@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from thalweg.errors import RequestError
 from thalweg.media.audio_files import COMPRESSED, missing_package, open_encoder, to_int16, wav_header
-from thalweg.media.speakers.base import SpeechSettings
+from thalweg.media.speakers.base import Speaker, SpeechSettings
+from thalweg.params import SamplingParams
 
 TEXT, SPEECH = "text", "audio"
 """Modalities of answers."""
@@ -18,9 +20,11 @@ FORMS = {"pcm16": "pcm", "wav": "wav", **{form: form for form in COMPRESSED}}
 """A client's name of a format -> that of an encoder."""
 STREAMED = "pcm16"
 """The format of streams."""
+STATES = "states"
+"""Name in `SamplingParams.extra_args`."""
 FIELDS = ("voice", "format", "temperature", "seed")
 DISABLED = "modalities: this model was loaded without a part that speaks; send ['text'], or see --enable-talker"
-MEDIA = "modalities: an answer to images, audio or video cannot be spoken by this version; send ['text']"
+UNSPOKEN = "modalities: an answer to images or video cannot be spoken by this version; send ['text']"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,3 +90,20 @@ def write_file(form: str, rate: int, samples: np.ndarray) -> bytes:
         return wav_header(rate, len(samples)) + to_int16(samples).tobytes()
     encoder = open_encoder(form, rate)
     return (encoder.write(samples) if len(samples) else b"") + encoder.close()
+
+
+def request_states(
+    speaker: Speaker, params: SamplingParams, asked: Sequence[int], kinds: Collection[str], known: bool
+) -> SamplingParams:
+    """The parameters of the engine that writes an answer, so that it returns the hidden states that the speaker requires.
+    asked: tokens of the prompt. kinds: of its media. known: does that engine return any? RequestError."""
+    if set(kinds) - {SPEECH}:
+        raise RequestError(UNSPOKEN, "modalities")
+    first = speaker.first_state(asked)
+    if first is None:
+        return params
+    if not known:
+        raise RequestError("modalities: the talker of this model cannot read sounds; send ['text']", "modalities")
+    if params.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs: not with a spoken answer to sounds; send two requests", "prompt_logprobs")
+    return replace(params, extra_args={**(params.extra_args or {}), STATES: first})

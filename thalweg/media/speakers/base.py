@@ -88,10 +88,17 @@ class Speaker(ABC):
             KIND: self.utterance(np.array(units, np.int32)[:, None], settings, number),
         }
 
-    def answer_prompt(self, asked: Sequence[int], answer: Sequence[int], settings: SpeechSettings) -> dict[str, Any] | None:
+    def answer_prompt(
+        self, asked: Sequence[int], answer: Sequence[int], settings: SpeechSettings, states: np.ndarray | None = None
+    ) -> dict[str, Any] | None:
         """The engine's prompt for an answer of another model, of speakers of answers. asked: its prompt. answer: its tokens.
-        None: there is nothing to speak. RequestError for settings, as `check`, and for prompts without a turn to answer."""
+        states: f32[n, hidden], its hidden states of the last n tokens of the prompt. None: there is nothing to speak.
+        RequestError for settings, as `check`, and for prompts without a turn to answer."""
         raise NotImplementedError
+
+    def first_state(self, asked: Sequence[int]) -> int | None:
+        """The position of the first token of this prompt whose hidden state `answer_prompt` requires. None: there is none."""
+        return None
 
     def sampling(self, settings: SpeechSettings) -> dict[str, Any]:
         """Fields of SamplingParams, of models that generate."""

@@ -17,6 +17,9 @@ from thalweg.checkpoint.talker import PROMPT, around, count_codes, voices
 from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
+from thalweg.hal.parts.states import HiddenStates
+from thalweg.hal.step import StepBatch
+from thalweg.media.part_batch import make_part_batch
 from thalweg.media.speakers.base import KIND, TEXT, Speaker, SpeechSettings
 from thalweg.text.tokenizer import Tokenizer
 
@@ -24,6 +27,8 @@ RATE = 24_000
 """Samples per second of all these models. Their files do not have it."""
 USUAL = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05}
 """Of the model's authors."""
+MEDIA = ("audio_token_id", "image_token_id", "video_token_id")
+"""Keys of placeholders."""
 HEADER = 3
 """Tokens before an answer: the beginning of a turn, its role, and the end of the line."""
 
@@ -43,6 +48,7 @@ class OmniSpeaker(Speaker):
         self._pad, self._begin, self._end = (integer(outer, f"tts_{key}_token_id") for key in ("pad", "bos", "eos"))
         roles = (integer(outer, f"{key}_token_id") for key in ("im_start", "assistant", "user"))
         self._turn, self._assistant, self._user = roles
+        self._media = [outer[key] for key in MEDIA if isinstance(outer.get(key), int)]
 
     @classmethod
     def load(cls, config: Config, path: Path) -> OmniSpeaker:
@@ -74,7 +80,9 @@ class OmniSpeaker(Speaker):
         """A text as an answer without a question."""
         return {**self._write([], [self._turn, self._assistant, self._line], units, settings), "prompt": piece}
 
-    def answer_prompt(self, asked: Sequence[int], answer: Sequence[int], settings: SpeechSettings) -> dict[str, Any] | None:
+    def answer_prompt(
+        self, asked: Sequence[int], answer: Sequence[int], settings: SpeechSettings, states: np.ndarray | None = None
+    ) -> dict[str, Any] | None:
         """Of an answer's last token, which ends it, nothing is spoken. The talker sees the user's turns only. Tokens of the
         prompt behind the beginning of the answer belong to the answer."""
         self.check(settings)
@@ -83,28 +91,52 @@ class OmniSpeaker(Speaker):
         own = [int(i) for i in begins if i + 1 < ids.size and ids[i + 1] == self._assistant]
         if not own:
             raise RequestError("messages: the prompt has no turn of the assistant, so no answer can be spoken", "messages")
-        places = np.arange(ids.size)
-        last = np.maximum.accumulate(np.where(ids == self._turn, places, 0))
-        users = ids[ids[np.minimum(last + 1, ids.size - 1)] == self._user]
+        users = self._find_user_tokens(ids)
         spoken = [*ids[own[-1] :].tolist(), *answer[:-1]]
         if len(spoken) <= HEADER:
             return None
-        return self._write(users.tolist(), spoken[:HEADER], spoken[HEADER:], settings)
+        at = np.flatnonzero(np.isin(ids[users], self._media))
+        rows = None
+        if at.size and states is not None:
+            rows = states[users[at] - (ids.size - len(states))]
+        return self._write(ids[users].tolist(), spoken[:HEADER], spoken[HEADER:], settings, at, rows)
+
+    def first_state(self, asked: Sequence[int]) -> int | None:
+        ids = np.array(asked, np.int64)
+        users = self._find_user_tokens(ids)
+        found = users[np.isin(ids[users], self._media)]
+        return int(found[0]) if found.size else None
+
+    def _find_user_tokens(self, ids: np.ndarray) -> np.ndarray:
+        """Positions of the tokens of the user's turns."""
+        last = np.maximum.accumulate(np.where(ids == self._turn, np.arange(ids.size), 0))
+        return np.flatnonzero(ids[np.minimum(last + 1, ids.size - 1)] == self._user)
 
     def _write(
-        self, asked: Sequence[int], header: Sequence[int], answer: Sequence[int], settings: SpeechSettings
-    ) -> dict[str, Any]:
+        self, asked: Sequence[int], header: Sequence[int], answer: Sequence[int], settings: SpeechSettings,
+        at: np.ndarray | None = None, rows: np.ndarray | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """The talker's prompt for an answer of at least one token. asked: tokens of the user's turns. header: the HEADER tokens
-        before the answer."""
+        before the answer. rows: hidden states that replace tokens of `asked`, those at positions `at`."""
         if len(header) != HEADER or not answer:
             raise ValueError(f"answer: {len(header)} tokens before an answer of {len(answer)}")
         voice = self.voices.index(self._find_voice(settings.voice)) if settings.voice else 0
         ids = [self._nothing] * (len(asked) + HEADER) + [*self._head, self._voice + voice, *self._tail]
         quiet = [self._pad] * (len(self._head) + 1)
         spoken = np.array([*asked, *header, *quiet, self._begin, *answer, self._end], np.int32)
-        digest = hashlib.blake2b(TEXT.encode() + spoken.tobytes(), digest_size=16).digest()
-        item = Input(kind=TEXT, digest=digest, positions=np.zeros(0, np.int32), spoken=spoken)
+        digest = hashlib.blake2b(TEXT.encode() + spoken.tobytes(), digest_size=16)
+        positions = np.zeros(0, np.int32) if at is None or rows is None else at.astype(np.int32)
+        data = () if rows is None else (np.ascontiguousarray(rows, np.float32),)
+        for each in data:
+            digest.update(each.tobytes())
+        item = Input(kind=TEXT, digest=digest.digest(), positions=positions, data=data, spoken=spoken)
         return {"prompt_token_ids": ids, KIND: item}
+
+    def build_batches(self, processor: Any, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
+        (item,) = items
+        if item.kind == TEXT:
+            return (make_part_batch(HiddenStates(*item.data)),)
+        return super().build_batches(processor, spec, items)
 
     def sampling(self, settings: SpeechSettings) -> dict[str, Any]:
         given = {} if settings.temperature is None else {"temperature": settings.temperature}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from thalweg.checkpoint.config import Config, flag
+from thalweg.checkpoint.config import Config, flag, integer
+from thalweg.checkpoint.talker import has_talker, talker_config
 from thalweg.models.families import multimodal, qwen2
 from thalweg.models.families import qwen3 as qwen3_text
 from thalweg.models.families.towers import audio_encoders, qwen_vl
@@ -56,7 +57,16 @@ def qwen3_omni_moe(config: Config) -> ModelSpec:
     """The part that answers in text."""
     said = {**config, "norm_topk_prob": True}
     spec = multimodal.with_axes(qwen3_text.qwen3_moe(multimodal.one_axis(said)), config, mixed=True)
+    spec = replace(spec, states_before=_read_talker_layer(config, len(spec.layers)))
     return _omni(spec, config, audio_encoders.qwen3, qwen_vl.qwen3_vl, MERGERS)
+
+
+def _read_talker_layer(config: Config, layers: int) -> int:
+    """The layer whose input the talker reads at placeholders of media. 0: there is no talker, or it reads something else."""
+    if not has_talker(config):
+        return 0
+    layer = integer(talker_config(config), "accept_hidden_layer", low=0, high=1 << 16, default=18)
+    return layer if layer < layers else 0
 
 
 def _split_qkv(config: Config) -> multimodal.Tower:

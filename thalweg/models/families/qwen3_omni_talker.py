@@ -19,14 +19,14 @@ from thalweg.models.families.towers.common import act, outer_config
 from thalweg.models.spec import Code2WavSpec, CodeRows, DepthSpec, Layer, ModelSpec, MoE, Names, PositionText
 
 ROOT, PREDICTOR, CODEC = "talker.model.", "code_predictor.", "code2wav."
-TABLE, SPOKEN = "text_embedding", "text_projection"
+TABLE, SPOKEN, STATES = "text_embedding", "text_projection", "hidden_projection"
 RENAMED = (
     ("talker.code_predictor.", f"{ROOT}{PREDICTOR}"), ("talker.text_projection.", f"{ROOT}{SPOKEN}."),
+    ("talker.hidden_projection.", f"{ROOT}{STATES}."),
     (CODEC, f"{ROOT}{CODEC}"), ("thinker.model.embed_tokens.", f"{ROOT}{TABLE}."),
 )  # fmt: skip
 UNREAD = (
     "thinker.model.layers.", "thinker.model.norm.", "thinker.lm_head.", "thinker.audio_tower.", "thinker.visual.",
-    "talker.hidden_projection.",
 )  # fmt: skip
 TOP_K, TOP_P = 50, 0.8
 """Of sampled codes after the first of a frame."""
@@ -49,7 +49,7 @@ def qwen3_omni_talker(config: Config) -> ModelSpec:
         spoken_text=PositionText(
             tokens=integer(config, THINKER_WORDS), width=_thinker_width(config, part), outer=hidden,
             inner=integer(config, "intermediate_size", high=MOST), act=activation(config),
-            pad=integer(around, "tts_pad_token_id"), table=TABLE, text=SPOKEN,
+            pad=integer(around, "tts_pad_token_id"), table=TABLE, text=SPOKEN, states=STATES,
         ),
         names=Names(replace=RENAMED, skip=UNREAD),
     )  # fmt: skip

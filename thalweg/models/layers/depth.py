@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from thalweg.hal.ops.activation import activate
 from thalweg.hal.parts.spoken import SpokenTokens
+from thalweg.hal.parts.states import HiddenStates
 from thalweg.hal.parts.utterance import Utterance
 from thalweg.hal.step import SCRATCH, Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
@@ -152,6 +153,9 @@ class TextEmbedder:
 class PositionEmbedder:
     """The vectors of a text that accompanies the positions of sequences. Holds no tensors: parameters are passed."""
 
+    attention = None
+    depth = 1
+
     def __init__(self, s: spec.PositionText, weights: Parts, dtype: str) -> None:
         self.spec = s
         self.specs = _specs(weights, dtype)
@@ -169,10 +173,24 @@ class PositionEmbedder:
 
     def __call__(self, p: Parts, tokens: Array) -> Array:
         """tokens i32[T] -> [T, outer]."""
-        x = functional.embedding(tokens.clamp(0, self.spec.tokens - 1).long(), p["table"])
+        return self._project(p["text"], functional.embedding(tokens.clamp(0, self.spec.tokens - 1).long(), p["table"]))
+
+    def _project(self, p: Parts, x: Array) -> Array:
         x = activate(functional.linear(x, p["up"]["matrix"], p["up"]["bias"]), self.spec.act)
         made: Array = functional.linear(x, p["down"]["matrix"], p["down"]["bias"])
         return made
+
+    def part(self, first: int, last: int, carried: dict[str, Any]) -> Step:
+        """As of `VisionEncoder`: the vectors of hidden states of the model that has written the text."""
+
+        def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
+            said = batch.get(HiddenStates)
+            assert said is not None
+            zeros, p = torch.zeros_like(batch.slots), params["states"]
+            vectors = self._project(p, said.vector.to(p["up"]["matrix"].dtype)).float()
+            return state, StepResult(zeros.unsqueeze(1), zeros, pooled=vectors)
+
+        return step
 
 
 def _word(value: int) -> int:

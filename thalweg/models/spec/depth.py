@@ -117,13 +117,17 @@ class PositionText:
     table: str
     text: str
     """The projection of the embeddings, two matrices."""
+    states: str
+    """The same of hidden states of that model, which replace a text's vectors at placeholders of media."""
 
     def weights(self, at: str) -> Weights:
-        return plain({
-            "table": Weight((Source(f"{at}{self.table}.weight", (self.tokens, self.width)),)),
-            "up": matrix(f"{at}{self.text}.linear_fc1", self.inner, self.width, True),
-            "down": matrix(f"{at}{self.text}.linear_fc2", self.outer, self.inner, True),
-        })  # fmt: skip
+        made: dict[str, Any] = {"table": Weight((Source(f"{at}{self.table}.weight", (self.tokens, self.width)),))}
+        for key, name in (("text", self.text), ("states", self.states)):
+            made[key] = {
+                "up": matrix(f"{at}{name}.linear_fc1", self.inner, self.width, True),
+                "down": matrix(f"{at}{name}.linear_fc2", self.outer, self.inner, True),
+            }
+        return plain(made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

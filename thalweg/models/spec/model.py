@@ -252,6 +252,8 @@ class ModelSpec:
     """The network that turns utterances into samples. None: the model does not speak."""
     spoken_text: TextTable | PositionText | None = None
     """The embeddings of a text, where tokens are codes of speech."""
+    states_before: int = 0
+    """Hidden states of prompt tokens before this layer are returned on request. 0: none are."""
     code_rows: CodeRows | None = None
     """Tokens are these rows of the stored vocabulary, and `head_rows` is set."""
     depth: DepthSpec | None = None

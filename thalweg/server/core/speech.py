@@ -11,8 +11,7 @@ import numpy as np
 
 from thalweg.engine.client.media import MEDIA
 from thalweg.errors import RequestError
-from thalweg.media.speakers.answers import DISABLED, FIELDS, SPEECH, SpokenAnswer, find_encoder, read_modalities
-from thalweg.media.speakers.answers import MEDIA as MEDIA_REFUSED
+from thalweg.media.speakers.answers import DISABLED, FIELDS, SPEECH, SpokenAnswer, find_encoder, read_modalities, request_states
 from thalweg.media.speakers.base import Speaker
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.server.core.serving import Serving
@@ -35,10 +34,12 @@ class AnswerSpeaker:
         """Frames so far."""
         self._talker, self._speaker = talker, speaker
 
-    async def samples(self, job_id: str, asked: Sequence[int], answer: Sequence[int]) -> AsyncGenerator[np.ndarray, None]:
-        """f32[n] of the next part of the speech, as they are computed. asked: tokens of the prompt. Closing it aborts the
-        requests of the talker. ApiError."""
-        prompt = self._speaker.answer_prompt(asked, answer, self.spoken.settings)
+    async def samples(
+        self, job_id: str, asked: Sequence[int], answer: Sequence[int], states: np.ndarray | None = None
+    ) -> AsyncGenerator[np.ndarray, None]:
+        """f32[n] of the next part of the speech, as they are computed. asked: tokens of the prompt. states: as of
+        `Speaker.answer_prompt`. Closing it aborts the requests of the talker. ApiError."""
+        prompt = self._speaker.answer_prompt(asked, answer, self.spoken.settings, states)
         if prompt is None:
             return
         params = SamplingParams(
@@ -72,7 +73,7 @@ class AnswerSpeaker:
 
 def check_speech(serving: Serving, request: Any, prompt: dict[str, Any], params: SamplingParams) -> AnswerSpeaker | None:
     """What speaks the answer to a chat. None: it is not spoken. RequestError or ApiError names the field. request: a
-    ChatRequest. prompt: of the engine."""
+    ChatRequest. prompt, params: of the engine, which are completed."""
     seed = secrets.randbits(63) if params.seed is None else params.seed
     spoken = read_modalities(request.modalities, request.audio, seed)
     if spoken is None:
@@ -86,10 +87,12 @@ def check_speech(serving: Serving, request: Any, prompt: dict[str, Any], params:
         raise ApiError("n: must be 1 for an answer that is spoken", "n")
     if request.choice != "none":
         raise ApiError("tools: an answer with calls cannot be spoken; leave out tools, or send modalities ['text']", "tools")
-    if prompt.get(MEDIA):
-        raise ApiError(MEDIA_REFUSED, "modalities")
+    kinds = [item.kind for item in prompt.get(MEDIA) or ()]
+    asked = prompt["prompt_token_ids"]
+    states = request_states(speaker, params, asked, kinds, serving.engine.config.model.returns_states)
+    params.extra_args = states.extra_args
     try:
-        made = speaker.answer_prompt(prompt["prompt_token_ids"], [0, 0], spoken.settings)
+        made = speaker.answer_prompt(asked, [0, 0], spoken.settings)
     except RequestError as e:
         if e.param not in FIELDS:
             raise

@@ -36,6 +36,8 @@ class SpokenChatReply(ChatReply):
         self._ending: dict[str, Any] = {}
         """How the choice of a stream ends."""
         self._file = b""
+        self._states: np.ndarray | None = None
+        """Hidden states of the prompt, where the speaker requires any."""
 
     def usage(self, made: int) -> dict[str, Any]:
         """Frames of the speech are tokens, too."""
@@ -52,6 +54,7 @@ class SpokenChatReply(ChatReply):
 
     async def finish(self, outputs: list[RequestOutput]) -> bytes:
         (choice,) = outputs[0].outputs
+        self._states = outputs[0].states
         parts = [np.zeros(0, np.float32)]
         async with aclosing(self._samples(list(choice.token_ids))) as samples:
             parts += [part async for part in samples]
@@ -59,7 +62,7 @@ class SpokenChatReply(ChatReply):
         return await super().finish(outputs)
 
     def _samples(self, answer: list[int]) -> AsyncGenerator[np.ndarray, None]:
-        return self._speaker.samples(self.job.id, self.job.prompts[0]["prompt_token_ids"], answer)
+        return self._speaker.samples(self.job.id, self.job.prompts[0]["prompt_token_ids"], answer, self._states)
 
     def write_body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         body = super().write_body(outputs)
@@ -77,6 +80,10 @@ class SpokenChatReply(ChatReply):
         return made
 
     # ------------------------------------------------------------ streamed
+
+    def write(self, i: int, output: RequestOutput) -> list[bytes]:
+        self._states = output.states
+        return super().write(i, output)
 
     def _deltas(self, choice: CompletionOutput) -> list[dict[str, Any]]:
         """Without the end, which follows the speech. A text that is not wanted is a transcript only."""

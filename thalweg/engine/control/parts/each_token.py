@@ -8,22 +8,24 @@ from thalweg.engine.control.parts.builder import Builder, ScoredRows, StepRows
 from thalweg.engine.messages import TokenSampling
 from thalweg.hal.parts.each_token import EachToken
 
-ALIGNMENT = "alignment"
-"""Name in `TokenSampling.extra`: the position of the first token whose weights of cross attention are returned."""
+NAMES = ("alignment", "states")
+"""In `TokenSampling.extra`: the position of the first token whose weights of cross attention, or hidden states, are
+returned."""
 
 
 class EachTokenBuilder(Builder):
     part = EachToken
 
     def is_enabled(self, p: TokenSampling) -> bool:
-        return p.each_token or ALIGNMENT in p.extra
+        return p.each_token or any(name in p.extra for name in NAMES)
 
     def build(self, work: StepRows) -> tuple[EachToken | None, int]:
         """Advances the scheduled progress of these requests. `Request.scored` counts from 1: the result of the token at
         position p is sent where it is above p. The last token of a prompt may be computed among the decodes."""
         rows, size = [], 0
         for row, request in work.rows(self.flag):
-            begin, skipped = int(work.context[row]), request.sampling.extra.get(ALIGNMENT, 0)
+            extra = request.sampling.extra
+            begin, skipped = int(work.context[row]), max(extra.get(name, 0) for name in NAMES)
             first = max(begin, request.scored_scheduled - 1, skipped)
             end = min(begin + int(work.query[row]), request.prompt_len)
             if first >= end:

@@ -52,6 +52,7 @@ def engine_config(
             pooling=_pooling(inputs.spec),
             speech=_speech(inputs),
             speaks=inputs.spec.spoken_text is not None,
+            returns_states=inputs.spec.states_before > 0,
             speech_end=_speech_end(inputs.spec),
             transcribes=inputs.spec.listens and (inputs.spec.overlays_added or f.architecture in TRANSCRIBERS),
             source=_source(inputs),

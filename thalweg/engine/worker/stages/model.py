@@ -28,7 +28,7 @@ from thalweg.media.speakers import load_speaker
 from thalweg.media.speakers.base import KIND as UTTERANCE
 from thalweg.media.speakers.base import TEXT
 from thalweg.models.fallback.spec import UNRELIABLE, TransformersSpec
-from thalweg.models.spec import TextTable, describe_stretch
+from thalweg.models.spec import describe_stretch
 from thalweg.options.weights import FASTER_READERS, SPELLINGS
 from thalweg.plugins import import_attribute
 from thalweg.quantization import online
@@ -193,7 +193,7 @@ def make_encoder(inputs: BuildInputs, built: BuiltModel, params: Params) -> Enco
     if model.voice is not None and (speaker := load_speaker(inputs.hf, inputs.path)) is not None:
         network = encoders.EncoderNetwork(model.voice, params["voice"])
         found[UTTERANCE] = encoders.KindEncoder(speaker, None, network, open=True)
-        if isinstance(inputs.spec.spoken_text, TextTable):
+        if model.spoken_text is not None:
             found[TEXT] = encoders.KindEncoder(speaker, None, encoders.EncoderNetwork(model.spoken_text, params[TEXT]))
     return encoders.EncoderRunner(inputs.device, built.background, found) if found else None
 
