@@ -65,6 +65,8 @@ def convert(
     random blocks. dense: a directory that gets the same model with the values that the package decodes."""
     config = json.loads((source / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
+    if config.get("use_bidirectional_attention"):
+        arch = gguf.MODEL_ARCH.GEMMA_EMBEDDING
     weights = {n: a.astype(np.float32) for n, a in load_file(source / "model.safetensors").items()}
     if arch == gguf.MODEL_ARCH.DEEPSEEK2:
         weights = dict(_latents(weights, config, whole=fused))
@@ -94,7 +96,7 @@ def convert(
         decoded[name] = gguf.dequantize(raw, qtype).astype(np.float32).reshape(w.shape)
         if arch == gguf.MODEL_ARCH.LLAMA and ("q_proj" in name or "k_proj" in name):
             raw = permuted(raw, heads if "q_proj" in name else config["num_key_value_heads"])
-        if arch == gguf.MODEL_ARCH.GEMMA3 and name.endswith("norm.weight"):
+        if arch in (gguf.MODEL_ARCH.GEMMA3, gguf.MODEL_ARCH.GEMMA_EMBEDDING) and name.endswith("norm.weight"):
             raw = raw + np.float32(1)
         if ".experts." in name:
             before, after = name.split(".experts.")
@@ -137,10 +139,13 @@ def convert_encoder(
     kind: Callable[[str, tuple[int, ...]], str] = lambda name, shape: "F32", *, dense: Path | None = None,
     edit: Callable[[gguf.GGUFWriter], None] | None = None,
 ) -> Path:  # fmt: skip
-    """As `convert`, of BERT, RoBERTa and XLM-RoBERTa with the tokenizer of `zoo.make_bert_tokenizer`."""
+    """As `convert`, of BERT, Nomic BERT, RoBERTa and XLM-RoBERTa with the tokenizer of `zoo.make_bert_tokenizer`."""
     config = json.loads((source / "config.json").read_text())
-    cut = 0 if config["model_type"] == "bert" else config["pad_token_id"] + 1
-    w = gguf.GGUFWriter(file, "bert")
+    cut = config["pad_token_id"] + 1 if "roberta" in config["model_type"] else 0
+    arch = gguf.MODEL_ARCH.NOMIC_BERT if config["model_type"] == "nomic_bert" else gguf.MODEL_ARCH.BERT
+    w = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch])
+    if arch == gguf.MODEL_ARCH.NOMIC_BERT:
+        w.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     w.add_block_count(config["num_hidden_layers"])
     w.add_context_length(config["max_position_embeddings"] - cut)
     w.add_embedding_length(config["hidden_size"])
@@ -154,7 +159,7 @@ def convert_encoder(
     _wordpiece_vocabulary(w, source)
     if edit is not None:
         edit(w)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     decoded = load_file(source / "model.safetensors")
     for name, values in decoded.items():
         if name.startswith("pooler."):
@@ -270,7 +275,7 @@ def _keys(w: gguf.GGUFWriter, config: Mapping[str, Any], whole: bool = False) ->
     if kind == "gemma3_text":
         w.add_sliding_window(config["sliding_window"])
         w.add_sliding_window_pattern([t == "sliding_attention" for t in config["layer_types"]])
-        w.add_float32("gemma3.rope.freq_base_swa", ropes["sliding_attention"]["rope_theta"])
+        w.add_float32(f"{w.arch}.rope.freq_base_swa", ropes["sliding_attention"]["rope_theta"])
 
 
 def byte_vocabulary(w: gguf.GGUFWriter, source: Path) -> None:

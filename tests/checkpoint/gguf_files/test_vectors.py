@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from converted import convert, convert_encoder
-from zoo import make_bert_tokenizer, make_checkpoint, make_encoder
+from zoo import make_bert_tokenizer, make_checkpoint, make_encoder, make_tokenizer
 
 from thalweg import LLM
 from thalweg.checkpoint.config import facts, read_config
@@ -42,7 +42,7 @@ def expected(path: Path, ids: list[list[int]], pooling: gguf.PoolingType) -> np.
 
 
 @pytest.mark.parametrize("pooling", sorted(POOL))
-@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
+@pytest.mark.parametrize("family", ["bert", "nomic-bert", "roberta", "xlm-roberta"])
 @pytest.mark.slow
 def test_vectors_are_those_of_the_model_that_a_file_was_made_of(family, pooling, tmp_path):
     """Names, positions (cut off before the first one of RoBERTa's), pooling and vocabulary."""
@@ -86,6 +86,34 @@ def test_a_decoder_whose_file_pools_gives_vectors(tmp_path):
     texts = [t for t in TEXTS if t]
     ids = [load_tokenizer(source).encode(t) for t in texts]
     np.testing.assert_allclose(embedded(file, texts), expected(source, ids, gguf.PoolingType.LAST), atol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [0, 2])
+def test_embedding_gemma_gives_vectors_after_its_dense_layers(layers, tmp_path):
+    """Files have them or not, as the converter was told. Windows and bases differ by layer."""
+    source = make_encoder("gemma3-both-ways", tmp_path, query_pre_attn_scalar=16)
+    make_tokenizer(source)
+    g = np.random.default_rng(3)
+    sizes = [(f"dense_{i + 2}.weight", shape) for i, shape in enumerate([(72, 48), (48, 72)][:layers])]
+    dense = {name: g.standard_normal(shape).astype(np.float32) for name, shape in sizes}
+
+    def edit(w: gguf.GGUFWriter) -> None:
+        w.add_pooling_type(gguf.PoolingType.MEAN)
+        for name, values in dense.items():
+            w.add_tensor(name, values)
+
+    file = convert(source, tmp_path / "m.gguf", edit=edit)
+    texts = [t for t in TEXTS if t]
+    ids = [load_tokenizer(source).encode(t) for t in texts]
+    model = transformers.AutoModel.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
+    want = []
+    for each in ids:
+        with torch.inference_mode():
+            x = model(torch.tensor([each])).last_hidden_state[0].mean(0).numpy()
+        for values in dense.values():
+            x = values @ x
+        want.append(x / np.linalg.norm(x))
+    np.testing.assert_allclose(embedded(file, texts), np.array(want), atol=1e-5)
 
 
 def _head(w: gguf.GGUFWriter) -> None:

@@ -19,6 +19,7 @@ from thalweg.checkpoint.gguf.architectures.gemma2 import GEMMA2
 from thalweg.checkpoint.gguf.architectures.gemma3 import GEMMA3
 from thalweg.checkpoint.gguf.architectures.gemma3n import GEMMA3N
 from thalweg.checkpoint.gguf.architectures.gemma4 import GEMMA4
+from thalweg.checkpoint.gguf.architectures.gemma_embedding import GEMMA_EMBEDDING
 from thalweg.checkpoint.gguf.architectures.glm4 import GLM4
 from thalweg.checkpoint.gguf.architectures.glm4moe import GLM4MOE
 from thalweg.checkpoint.gguf.architectures.gpt2 import GPT2
@@ -35,6 +36,7 @@ from thalweg.checkpoint.gguf.architectures.mamba2 import MAMBA2
 from thalweg.checkpoint.gguf.architectures.minimax_m2 import MINIMAX_M2
 from thalweg.checkpoint.gguf.architectures.mistral3 import MISTRAL3
 from thalweg.checkpoint.gguf.architectures.nemotron_h import NEMOTRON_H
+from thalweg.checkpoint.gguf.architectures.nomic_bert import NOMIC_BERT
 from thalweg.checkpoint.gguf.architectures.olmo2 import OLMO2
 from thalweg.checkpoint.gguf.architectures.olmoe import OLMOE
 from thalweg.checkpoint.gguf.architectures.phi2 import PHI2
@@ -59,6 +61,7 @@ TABLE: Mapping[str, Architecture] = {
     "falcon": FALCON,
     "falcon-h1": FALCON_H1,
     "gemma": GEMMA,
+    "gemma-embedding": GEMMA_EMBEDDING,
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
     "gemma3n": GEMMA3N,
@@ -83,6 +86,7 @@ TABLE: Mapping[str, Architecture] = {
     "mistral3": MISTRAL3,
     "nemotron_h": NEMOTRON_H,
     "nemotron_h_moe": NEMOTRON_H,
+    "nomic-bert": NOMIC_BERT,
     "olmo2": OLMO2,
     "olmoe": OLMOE,
     "phi2": PHI2,

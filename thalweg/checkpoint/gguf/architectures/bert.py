@@ -13,6 +13,16 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """Files do not name the activation. All models converted as BERT have the exact GELU."""
+    check_encoder(keys, files)
+    return {
+        "architectures": ["BertModel"], "model_type": "bert", "hidden_act": "gelu",
+        "max_position_embeddings": rows_of(files, "position_embd.weight"),
+        "type_vocab_size": rows_of(files, "token_types.weight"),
+    }  # fmt: skip
+
+
+def check_encoder(keys: Keys, files: GGUFFiles) -> None:
+    """UnsupportedModelError for a classifier or a decoder."""
     if any(name.startswith("cls.") for name in files.tensors):
         raise UnsupportedModelError(
             f"{files.path}: has a head that classifies (cls.*), which this version does not read from GGUF; use the model's "
@@ -20,14 +30,10 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
         )
     if keys.flag("attention.causal", default=False):
         raise UnsupportedModelError(f"{files.path}: {keys.prefix}attention.causal: BERT is served as an encoder")
-    return {
-        "architectures": ["BertModel"], "model_type": "bert", "hidden_act": "gelu",
-        "max_position_embeddings": _rows(files, "position_embd.weight"),
-        "type_vocab_size": _rows(files, "token_types.weight"),
-    }  # fmt: skip
 
 
-def _rows(files: GGUFFiles, name: str) -> int:
+def rows_of(files: GGUFFiles, name: str) -> int:
+    """Rows of an embedding. CheckpointError without it."""
     tensor = files.tensors.get(name)
     if tensor is None or len(tensor.shape) != 2:
         raise CheckpointError(f"{files.path}: has no {name}: it is no BERT that this version serves (DistilBERT has no types)")
