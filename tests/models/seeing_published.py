@@ -121,6 +121,7 @@ def build_interns2(config: Any) -> Any:
     return model
 
 
+SQUARES = [[32, 64], [64, 32], [64, 64], [32, 96]]
 PLACEHOLDER = "<image_placeholder>"
 PUBLISHED: dict[str, Seeing] = {
     "interns2-preview": Seeing(
@@ -178,3 +179,30 @@ PUBLISHED: dict[str, Seeing] = {
         published=step_vl, engine={"max_model_len": 1024, "num_gpu_blocks_override": 200},
     ),
 }  # fmt: skip
+PUBLISHED |= {
+    name: Seeing(
+        config(
+            "Granite4VisionConfig",
+            {
+                "model_type": "granite4_vision_text", "embedding_multiplier": 2.0, "residual_multiplier": 0.7,
+                "attention_multiplier": 0.2, "logits_scaling": 1.5, "num_hidden_layers": 7,
+            },
+            SIGLIP | {"hidden_size": 64, "num_hidden_layers": 4}, "<image>", image_grid_pinpoints=SQUARES,
+            downsample_rate="2/4", deepstack_layer_map=layers, spatial_target_layers=[6, 1, 3, 5],
+            vision_feature_select_strategy="full",
+        ),
+        "<image>", "<image>\n", "LlavaNextImageProcessorPil",
+        {
+            "size": {"height": 32, "width": 32}, "crop_size": {"height": 32, "width": 32}, "image_grid_pinpoints": SQUARES,
+        },
+        ("image_sizes",), writer="Granite4VisionProcessor",
+        holds={
+            "patch_size": 4, "num_additional_image_tokens": 0, "vision_feature_select_strategy": "full",
+            "downsample_rate": "2/4",
+        },
+    )
+    for name, layers in (
+        ("granite4-vision", [[-3, 4], [-1, 0], [1, 2]]), ("granite4-vision-blank", [[-3, 4], [1, 2]]),
+    )
+}  # fmt: skip
+"""The language model gets vectors at its first layer, or zeros."""

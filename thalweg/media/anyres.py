@@ -16,7 +16,7 @@ F32, I32 = np.float32, np.int32
 def pack_image_features(p: LlavaNext, size: Size) -> tuple[np.ndarray, np.ndarray | None]:
     """`PatchInputs.mix` and `part`: the vectors of the whole image, then the rows of the tiles' vectors, each followed by the
     learned end-of-row vector. A grid with too many rows or columns is resized by bilinear interpolation."""
-    each = p.side // p.patch
+    each = p.each
     top, rows, left, columns = p.rows(size)
     high, wide = p.grid_size(size)
     base = np.arange(each**2, dtype=I32)

@@ -193,6 +193,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "GPTNeoXForCausalLM": f"{_FAMILIES}.gpt_neox:gpt_neox",
     "GPTNeoXJapaneseForCausalLM": f"{_FAMILIES}.gpt_neox_japanese:gpt_neox_japanese",
     "GptOssForCausalLM": f"{_FAMILIES}.gpt_oss:gpt_oss",
+    "Granite4VisionForConditionalGeneration": f"{_FAMILIES}.granite4_vision:granite4_vision",
     "GraniteDoclingForConditionalGeneration": f"{_FAMILIES}.granite_docling:granite_docling",
     "GraniteForCausalLM": f"{_FAMILIES}.granite:granite",
     "GraniteMoeForCausalLM": f"{_FAMILIES}.granite:granite_moe",

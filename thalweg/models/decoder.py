@@ -217,6 +217,7 @@ class Decoder:
         self.cache_scales = frozenset(n for mixer in mixers.values() for n in getattr(mixer, "cache_scales", ()))
         """Names of tensors of the checkpoint that were read while the model was built: scales of keys and values."""
         learned = weights.get("learned", {})
+        self._overlay_of = {layer: n for n, layer in enumerate(s.overlay_layers, 1)}
         self._learned = [AddedEmbedding(ctx, s.learned[i], s.embed_width, each) for i, each in learned.items()]
         ends = _build_ends(ctx, s, weights)
         self._distances, self._inputs, self._streams = ends.get("distances"), ends.get("inputs"), ends.get("streams")
@@ -333,8 +334,9 @@ class Decoder:
                 if flow.adapter_rows is not None and self._adapter_rows is not None:
                     flow.adapter_rows_read = self._adapter_rows(batch.get(Adapters), batch.token_seq, adapters, rows)
             x, residual = block(params["layers"][i], x, residual, flow)
-            if laid is not None and i + 1 < laid.shape[1] // self.hidden:
-                x = x + laid[:, (i + 1) * self.hidden : (i + 2) * self.hidden].to(x.dtype)
+            at = self._overlay_of.get(i, 0) if self._overlay_of else i + 1
+            if laid is not None and at and at < laid.shape[1] // self.hidden:
+                x = x + laid[:, at * self.hidden : (at + 1) * self.hidden].to(x.dtype)
             if taps is not None and i in taps:
                 taps[i] = x if residual is None else x + residual
         if self.parts_behind:

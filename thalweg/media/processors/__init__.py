@@ -27,6 +27,7 @@ from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.git import Git, git
 from thalweg.media.processors.glm5_next import Glm5Next, glm5_next
+from thalweg.media.processors.granite4_vision import Granite4Vision, granite4_vision
 from thalweg.media.processors.granite_docling import GraniteDocling, granite_docling
 from thalweg.media.processors.hunyuan import HunYuanVL, Hy4, hunyuan_vl, hy_v4_vl
 from thalweg.media.processors.idefics2 import Idefics2, idefics2
@@ -139,6 +140,7 @@ Processor = (
     | Glm4v
     | Glm5Next
     | GotOcr
+    | Granite4Vision
     | GraniteDocling
     | HunYuanVL
     | Hy4
@@ -240,6 +242,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Glm5NextForConditionalGeneration": glm5_next,
     "GlmOcrForConditionalGeneration": glm_ocr,
     "GotOcr2ForConditionalGeneration": got_ocr2,
+    "Granite4VisionForConditionalGeneration": granite4_vision,
     "GraniteDoclingForConditionalGeneration": granite_docling,
     "H2OVLChatModel": h2ovl,
     "HCXVisionV2ForCausalLM": hyperclovax_vision,

@@ -69,6 +69,11 @@ class LlavaNext(ImageProcessor, frozen=True, kw_only=True):
                 found, shown, wasted = (high, wide), seen, waste
         return found
 
+    @property
+    def each(self) -> int:
+        """Vectors along an edge of a tile."""
+        return self.side // self.patch
+
     def across(self, size: Size) -> int:
         """Tiles in a row."""
         return self._best(*size)[1] // self.side
@@ -76,7 +81,7 @@ class LlavaNext(ImageProcessor, frozen=True, kw_only=True):
     def rows(self, size: Size) -> tuple[int, int, int, int]:
         """Of the vectors of tiles, rows and columns that show the image: the first row, how many, the first column, how
         many."""
-        (width, height), (high, wide), each = size, self._best(*size), self.side // self.patch
+        (width, height), (high, wide), each = size, self._best(*size), self.each
         rows, columns = each * (high // self.side), each * (wide // self.side)
         if width / height > columns / rows:
             over = (rows - int(round(height * (columns / width), 7))) // 2
@@ -87,12 +92,12 @@ class LlavaNext(ImageProcessor, frozen=True, kw_only=True):
     def grid_size(self, size: Size) -> Size:
         """Rows and columns of the vectors that remain."""
         _, rows, _, columns = self.rows(size)
-        less = math.sqrt(rows * columns / (self.most * (self.side // self.patch) ** 2)) if self.most else 0
+        less = math.sqrt(rows * columns / (self.most * self.each**2)) if self.most else 0
         return (int(rows // less), int(columns // less)) if less > SHRINK else (rows, columns)
 
     def count(self, size: Size) -> int:
         rows, columns = self.grid_size(size)
-        return (self.side // self.patch) ** 2 + rows * (columns + 1)
+        return self.each**2 + rows * (columns + 1)
 
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import anyres, patches
@@ -103,7 +108,7 @@ class LlavaNext(ImageProcessor, frozen=True, kw_only=True):
 
 
 def llava_next(config: Config, said: Config) -> LlavaNext:
-    return _build(config, said, NEXT, "clip_vision_model", "default")
+    return build(config, said, NEXT, "clip_vision_model", "default")
 
 
 def llava_onevision(config: Config, said: Config) -> LlavaNext:
@@ -111,10 +116,11 @@ def llava_onevision(config: Config, said: Config) -> LlavaNext:
     most = ratio.removeprefix("anyres_max_")
     if not most.isdecimal() or not 1 <= int(most) <= 64:
         raise UnsupportedModelError(f"config.json: vision_aspect_ratio: {ratio!r:.40} is not anyres_max_9 or the like")
-    return _build(config, said, ONEVISION, "siglip_vision_model", "full", most=int(most))
+    return build(config, said, ONEVISION, "siglip_vision_model", "full", most=int(most))
 
 
-def _build(config: Config, said: Config, pinpoints: list[list[int]], kind: str, strategy: str, **more: Any) -> LlavaNext:
+def build(config: Config, said: Config, pinpoints: list[list[int]], kind: str, strategy: str, **more: Any) -> LlavaNext:
+    """pinpoints, kind, strategy: defaults of the grids, of the encoder, and of `vision_feature_select_strategy`."""
     seen, around = vision(config), outer(config)
     classes = text(seen, "model_type", kind) == "clip_vision_model"
     if text(around, "vision_feature_select_strategy", strategy) != ("default" if classes else "full"):

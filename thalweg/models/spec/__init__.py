@@ -113,6 +113,7 @@ from thalweg.models.spec.wav2vec import PlaceConvolution, Wav2VecSpec
 from thalweg.models.spec.waveform import WaveformEncoder
 from thalweg.models.spec.window_conformer import WindowConformerSpec
 from thalweg.models.spec.window_pool import WindowPoolSpec
+from thalweg.models.spec.window_qformer import WindowQFormerSpec, WindowQFormersSpec
 from thalweg.models.spec.xielu import XieluMLP
 
 __all__ = [
@@ -267,6 +268,8 @@ __all__ = [
     "WindowConformerSpec",
     "WindowPoolSpec",
     "WindowPooling",
+    "WindowQFormerSpec",
+    "WindowQFormersSpec",
     "XieluMLP",
     "describe_stretch",
     "rope_type",

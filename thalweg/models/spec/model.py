@@ -231,6 +231,8 @@ class ModelSpec:
     """The addition to its matrices."""
     overlays_added: bool = False
     """Vectors of a sequence are added to the embeddings of its tokens. False: they replace those of placeholders."""
+    overlay_layers: tuple[int, ...] = ()
+    """Layers to whose outputs the further vectors of a placeholder are added. (): the first ones."""
     overlays_last: bool = False
     """They replace the first layer's input: neither a position nor `embed_norm` is applied to them."""
     audio: (

@@ -14,12 +14,15 @@ from thalweg.models.spec.qformer import QFormerSpec
 from thalweg.models.spec.query_projector import QueryProjectorSpec
 from thalweg.models.spec.resampler import ResamplerSpec
 from thalweg.models.spec.window_pool import WindowPoolSpec
+from thalweg.models.spec.window_qformer import WindowQFormersSpec
 from thalweg.models.weights import Source, TensorView, Weight, Weights, linear, vector
 
 if TYPE_CHECKING:
     from thalweg.models.spec.model import Layer
 
-AnyResampler = ResamplerSpec | QueryProjectorSpec | QFormerSpec | PerceiverSpec | WindowPoolSpec | LatentReaderSpec
+AnyResampler = (
+    ResamplerSpec | QueryProjectorSpec | QFormerSpec | PerceiverSpec | WindowPoolSpec | WindowQFormersSpec | LatentReaderSpec
+)
 """As many vectors of each view, whatever its size, or one of each window. `weights` gets the language model's size of
 vectors."""
 
@@ -252,7 +255,7 @@ class VisionSpec:
     @property
     def width(self) -> int:
         """Size of a placeholder's vector, in hidden sizes of the language model."""
-        return 1 + len(self.taps)
+        return self.resampler.width if isinstance(self.resampler, WindowQFormersSpec) else 1 + len(self.taps)
 
     def weights(self, hidden: int) -> Weights:
         """hidden: the language model's. Every parameter is whole on each rank, and held in the model's dtype."""

@@ -23,14 +23,18 @@ class QFormer:
         s = self._spec
         windows = fill_block(x, s.window)
         count = windows.shape[0] // s.window
-        y = self._parts.norm("/enter", p["enter"], p["query"][0]).repeat(count, 1)
-        for i in range(s.layers):
+        return self._parts.linear("/out", p["out"], self._read(p, p["query"][0].repeat(count, 1), windows, count))
+
+    def _read(self, p: Parts, queries: Array, windows: Array, count: int) -> Array:
+        """queries [count * queries, hidden], windows [count * window, source]: the outputs of the last layer."""
+        y = self._parts.norm("/enter", p["enter"], queries)
+        for i in range(self._spec.layers):
             at, layer = f"/layers/{i}", p["layers"][i]
             y = self._attend(f"{at}/own", layer["own"], y, y, count)
-            if s.attends(i):
+            if self._spec.attends(i):
                 y = self._attend(f"{at}/window", layer["window"], y, windows, count)
             y = self._feed(at, layer, y)
-        return self._parts.linear("/out", p["out"], y)
+        return y
 
     def _feed(self, at: str, p: Parts, x: Array) -> Array:
         """The feed-forward part, with the norm behind it."""

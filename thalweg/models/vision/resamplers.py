@@ -14,6 +14,7 @@ from thalweg.models.vision.query_projector import QueryProjector
 from thalweg.models.vision.resampler import Resampler
 from thalweg.models.vision.text_qformer import ViewTextQFormer
 from thalweg.models.vision.window_pool import WindowPool
+from thalweg.models.vision.window_qformer import WindowQFormers
 
 RESAMPLERS: Mapping[type, Callable[[Context, Any, Mapping[str, Any]], Any]] = {
     spec.LatentReaderSpec: LatentReader,
@@ -23,6 +24,7 @@ RESAMPLERS: Mapping[type, Callable[[Context, Any, Mapping[str, Any]], Any]] = {
     spec.ResamplerSpec: Resampler,
     spec.TextQFormerSpec: ViewTextQFormer,
     spec.WindowPoolSpec: WindowPool,
+    spec.WindowQFormersSpec: WindowQFormers,
 }
 """Declaration -> builder. The result is called with (parameters, x [T, inputs], the step's patches, its batch), and returns
 vectors [N, outputs], in the order that `Patches.mix` numbers."""

@@ -261,13 +261,20 @@ class VisionEncoder:
     def _arrange(self, params: Params, x: Array, patches: Patches) -> Array:
         """The vectors in the order of placeholders, and those that stand between rows among them."""
         if self.spec.newline:
-            x = torch.cat([x, params["newline"].view(-1, x.shape[1])])
+            x = torch.cat([x, self._newlines(params["newline"], x.shape[1])])
         near = patches.mix.shape[1]
         if near:
             x = x.index_select(0, patches.mix.reshape(-1))
         if near > 1:
             x = (x.unflatten(0, (-1, near)) * patches.part.to(x.dtype).unsqueeze(-1)).sum(1)
         return x if self.spec.scale == 1.0 else x * self.spec.scale
+
+    def _newlines(self, line: Array, width: int) -> Array:
+        """[N, width]. Vectors for several layers of the language model have the same one for each, but not for zeros."""
+        if not isinstance(self.spec.resampler, spec.WindowQFormersSpec):
+            return line.view(-1, width)
+        blank = [torch.zeros_like(line)] if self.spec.resampler.blank else []
+        return torch.cat([*blank, *[line] * len(self.spec.resampler.readers)]).unsqueeze(0)
 
     def _embed_patches(self, params: Params, patches: Patches) -> Array:
         table = None
