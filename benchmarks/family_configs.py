@@ -54,6 +54,7 @@ CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "Phi4FlashForCausalLM",
         {**_without(_GROUPED, "rope_theta"), "num_hidden_layers": 4, "mb_per_layer": 2, "sliding_window": 512},
     ),
+    "motif": ("MotifForCausalLM", {**_without(_SIZES, "hidden_act"), "hidden_act": "poly_norm"}),
     "pangu_ultra_moe": (
         "PanguUltraMoEForCausalLM",
         {**_MIXTURE, **_LATENT, "num_key_value_heads": 16, "q_lora_rank": 1536, "n_routed_experts": 16, "n_shared_experts": 1,

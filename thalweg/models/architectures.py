@@ -336,6 +336,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "ModernBertForSequenceClassification": f"{_FAMILIES}.modernbert:modernbert_classifier",
     "ModernBertForTokenClassification": f"{_FAMILIES}.modernbert:modernbert_of_tokens",
     "ModernBertModel": f"{_FAMILIES}.modernbert:modernbert",
+    "MotifForCausalLM": f"{_FAMILIES}.motif:motif",
     "MPNetForMaskedLM": f"{_FAMILIES}.mpnet:mpnet",
     "MPNetForSequenceClassification": f"{_FAMILIES}.mpnet:mpnet_classifier",
     "MPNetModel": f"{_FAMILIES}.mpnet:mpnet",

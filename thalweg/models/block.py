@@ -47,6 +47,7 @@ from thalweg.models.layers.ngram import KeptRows
 from thalweg.models.layers.norm import BoundNorm, build_norm
 from thalweg.models.layers.parallel_moe import ParallelExperts
 from thalweg.models.layers.perlayer import LayerEnding
+from thalweg.models.layers.poly_norm import PolyNormMLP
 from thalweg.models.layers.pooled_index import IndexPooling
 from thalweg.models.layers.pooled_keys import PooledKeys, PooledSparseAttention
 from thalweg.models.layers.residual_blocks import DepthAttention
@@ -102,6 +103,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
 FFNS: Mapping[type, Callable[..., Any]] = {
     spec.MLP: GatedMLP,
     spec.GatedMemory: GatedMemory,
+    spec.PolyNormMLP: PolyNormMLP,
     spec.DelayMLP: DelayScaledMLP,
     spec.UngatedMLP: UngatedMLP,
     spec.LowRankMLP: LowRankMLP,

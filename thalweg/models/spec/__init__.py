@@ -80,6 +80,7 @@ from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.patch_source import PatchSource
 from thalweg.models.spec.perceiver import PerceiverSpec
 from thalweg.models.spec.perlayer import LayerEnding, LayerInput, LayerInputs
+from thalweg.models.spec.poly_norm import PolyNormMLP
 from thalweg.models.spec.pooled_index import IndexPooling, PooledIndexer
 from thalweg.models.spec.pooled_keys import PooledKeys, PooledSparseAttention
 from thalweg.models.spec.pooled_source import PooledSource
@@ -218,6 +219,7 @@ __all__ = [
     "PatchSource",
     "PerceiverSpec",
     "PlaceConvolution",
+    "PolyNormMLP",
     "PooledIndexer",
     "PooledKeys",
     "PooledSource",
