@@ -11,7 +11,7 @@ from thalweg.hal import ops
 from thalweg.hal.ops.pointwise import sigmoid, silu
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
-from thalweg.models.layers.linear import Linear, Product
+from thalweg.models.layers.linear import Product
 from thalweg.models.layers.ranks import HeadParts
 from thalweg.models.spec import AnyNorm, DenseNorm, GatedNorm, HeadNorm, LayerNorm, Norm, PairNorm, Scale, ScaledNorm
 from thalweg.models.weights import ParamSpec
@@ -166,17 +166,20 @@ class DenseLayerNorm:
     """x [T, size] -> [T, size]: a linear layer, an activation and a norm."""
 
     def __init__(self, ctx: Context, spec: DenseNorm, weights: Mapping[str, Any]) -> None:
-        self._dense = Linear(ctx, weights["dense"])
+        dense = weights["dense"]
+        self._dense = Product(ctx, dense["weight"])
         self._act = ctx.bind(ops.activation, act=spec.act, size=spec.norm.size)
         self._norm = StandardLayerNorm(ctx, spec.norm, weights["norm"])
         self._before = None if spec.before is None else StandardLayerNorm(ctx, spec.before, weights["before"])
-        self.specs: dict[str, Any] = {"dense": self._dense.specs, "norm": self._norm.specs}
+        self.specs: dict[str, Any] = {"dense": {"weight": self._dense.spec}, "norm": self._norm.specs}
+        if "bias" in dense:
+            self.specs["dense"]["bias"] = ParamSpec(dense["bias"], ctx.dtype)
         if self._before is not None:
             self.specs["before"] = self._before.specs
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         x = x if self._before is None else self._before(p["before"], x)
-        return self._norm(p["norm"], self._act(self._dense(p["dense"], x, None)))
+        return self._norm(p["norm"], self._act(self._dense(x, p["dense"]["weight"], p["dense"].get("bias"))))
 
     def add(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
         """As RMSNorm.add."""
