@@ -7,12 +7,14 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import ovis
 import torch
 import transformers
 import transformers.models.got_ocr2.image_processing_pil_got_ocr2 as got
 from joined_parts import with_encoder
 from seeing_joined import BOTH, LANGUAGE, published
 from seeing_more import internvl_chat
+from seeing_newer import OVIS
 from seeing_packed import RADIO, nano_tiles, nano_vl
 from seeing_parts import HALVES, IDS, INTERNVL, SIGLIP, TILED, Seeing, config
 from torch import nn
@@ -153,4 +155,13 @@ TILES: dict[str, Seeing] = {
         build=llama_nemotron, published=llama_nano, said=nano_tiles,
     ),
 }  # fmt: skip
-PROCESSORS = {"SimilarRadioTiles": SimilarRadioTiles, "SimilarTiles": SimilarTiles, "TwiceCut": TwiceCut}
+TILES["ovis"] = Seeing(
+    config("Ovis2Config", {"model_type": "qwen2"}, OVIS | {"hidden_stride": 2, "qkv_bias": True, "mlp_bias": True},
+           "<|image_pad|>", hidden_size=48, vocab_size=288),
+    "<|image_pad|>", "<image>\n", "OvisParts", {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
+    ("image_sizes",), build=ovis.build, published=ovis.published,
+    said=lambda said: {**said, "max_partition": ovis.MOST, "do_center_crop": False},
+)  # fmt: skip
+PROCESSORS = {
+    "OvisParts": ovis.OvisParts, "SimilarRadioTiles": SimilarRadioTiles, "SimilarTiles": SimilarTiles, "TwiceCut": TwiceCut,
+}  # fmt: skip

@@ -19,6 +19,7 @@ from thalweg import SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.errors import RequestError, UnsupportedModelError
 from thalweg.media.processors import processor
+from thalweg.models import registry
 
 
 def reader(name: str, path: Path, **more: Any) -> Any:
@@ -68,6 +69,17 @@ def test_templates_of_eagle_2_5_number_images(tmp_path: Path) -> None:
             llm.chat(asks(a), SamplingParams(max_tokens=1), chat_template="{{ 'none' }}", use_tqdm=False)
     finally:
         llm.shutdown()
+
+
+def test_other_encoders_of_ovis_are_refused_by_name(tmp_path: Path) -> None:
+    seeing.settings("ovis", tmp_path)
+    file = tmp_path / "config.json"
+    said = json.loads(file.read_text())
+    said["visual_tokenizer_config"]["backbone_config"]["model_type"] = "siglip_vision_model"
+    file.write_text(json.dumps(said))
+    config = read_config(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="model_type: 'siglip_vision_model': only aimv2 is supported"):
+        registry.family(config)(config)
 
 
 @pytest.mark.parametrize(("key", "value"), [("pad_during_tiling", True), ("use_thumbnail", False)])

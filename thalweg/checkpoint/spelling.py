@@ -303,6 +303,10 @@ TIED_INSIDE = ("llava_onevision", "qwen3_asr_thinker")
 """model_types with tie_word_embeddings possibly only in the text part."""
 
 
+OVIS = "visual_tokenizer_config"
+"""Key of Ovis 2: the encoder's configuration is a part of it."""
+OVIS_KEYS = ("hidden_stride", "tokenize_function", "vocab_size")
+"""Keys beside that part."""
 FUYU = "fuyu"
 """`model_type` of a model whose settings of images are those of the whole."""
 
@@ -338,6 +342,8 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
         config = {**config, "tie_word_embeddings": config["decoder"].get("tie_word_embeddings", True)}
     if config.get("model_type") in ("t5gemma", "encoder-decoder") and isinstance(config.get("decoder"), dict):
         config = {"text_config": config["decoder"], **{k: v for k, v in config.items() if k != "decoder"}}
+    if isinstance(eye := config.get(OVIS), dict) and isinstance(eye.get("backbone_config"), dict):
+        config = {"vision_config": {**eye["backbone_config"], **{k: eye[k] for k in OVIS_KEYS if k in eye}}, **config}
     if isinstance(config.get(llava.TOWER), str) and config.get("vision_config") is None:
         config = llava.add_encoder(config)
     if config.get("model_type") == FUYU and config.get("vision_config") is None:

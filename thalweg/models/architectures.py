@@ -380,6 +380,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Ovis2_5": f"{_FAMILIES}.ovis2_5:ovis2_5",
     "Ovis2_6ForCausalLM": f"{_FAMILIES}.ovis2_5:ovis2_5",
     "Ovis2_6_MoeForCausalLM": f"{_FAMILIES}.ovis2_5:ovis2_5",
+    "Ovis": f"{_FAMILIES}.ovis:ovis",
     "Ovis2ForConditionalGeneration": f"{_FAMILIES}.ovis2:ovis2",
     "PaddleOCRVLForConditionalGeneration": f"{_FAMILIES}.paddleocr_vl:paddleocr_vl",
     "PaliGemmaForConditionalGeneration": f"{_FAMILIES}.paligemma:paligemma",

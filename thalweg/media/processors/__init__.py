@@ -61,6 +61,7 @@ from thalweg.media.processors.nemotron_vl import (
     nemotron_nano_vl,
     nemotron_omni,
 )
+from thalweg.media.processors.ovis import Ovis, ovis, read_pad
 from thalweg.media.processors.ovis2 import Ovis2, ovis2
 from thalweg.media.processors.ovis2_5 import MARKS, Ovis25, ovis2_5
 from thalweg.media.processors.paligemma import colpali, paligemma
@@ -172,6 +173,7 @@ Processor = (
     | LlamaNemotron
     | NemotronOmni
     | NemotronTiles
+    | Ovis
     | Ovis2
     | Ovis25
     | Phi4Multimodal
@@ -295,6 +297,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "NemotronH_Omni_Reasoning_V3": nemotron_omni,
     "NemotronH_Super_Omni_Reasoning_V3": nemotron_omni,
     "NVLM_D": nvlm_d,
+    "Ovis": ovis,
     "Ovis2ForConditionalGeneration": ovis2,
     "Ovis2_5": ovis2_5,
     "Ovis2_6ForCausalLM": ovis2_5,
@@ -366,6 +369,7 @@ FILES: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {
     "InstructBlipForConditionalGeneration": read_files,
     "InstructBlipVideoForConditionalGeneration": read_files,
     **dict.fromkeys(("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaQwenForCausalLM"), read_placeholder),
+    "Ovis": read_pad,
     "TarsierForConditionalGeneration": read_added,
 }
 """Architecture -> reader of settings in other files than those of config.json and of the image processor."""

@@ -10,7 +10,7 @@ from thalweg.checkpoint.config import Config, integer, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.processors.base import Size, outer, settings, token, vision
 from thalweg.media.processors.llava_next import MEAN, STD, LlavaNext
-from thalweg.media.processors.tokens import load_tokens
+from thalweg.media.processors.tokens import first_token
 
 ANYRES = "anyres"
 PLACEHOLDERS = ("<image>", "<unk>", "<|endoftext|>")
@@ -49,8 +49,4 @@ def _grids(found: Any, side: int) -> tuple[Size, ...]:
 
 def read_placeholder(where: Path) -> dict[str, Any]:
     """`image_token_id`: the first of `PLACEHOLDERS` that the tokenizer's files have. CheckpointError if they have none."""
-    known = {content: id for id, content in load_tokens(where).items()}
-    found = next((name for name in PLACEHOLDERS if name in known), None)
-    if found is None:
-        raise CheckpointError(f"tokenizer_config.json: added_tokens_decoder: must have one of {', '.join(PLACEHOLDERS)}")
-    return {"image_token_id": known[found]}
+    return {"image_token_id": first_token(where, PLACEHOLDERS)}

@@ -101,12 +101,15 @@ class Ovis2(ImageProcessor, frozen=True, kw_only=True):
         return NAMES[START] + "".join(token * self.each + sign for sign in signs)
 
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
-        import numpy as np
-
         from thalweg.media import patches
 
-        made = patches.square(self, views, False, False, self.merge)
-        last, each = len(views) * self.each, self.each
+        return self.with_signs(patches.square(self, views, False, False, self.merge), len(views), size)
+
+    def with_signs(self, made: PatchInputs, views: int, size: Size) -> PatchInputs:
+        """With the learned vectors around those of so many views."""
+        import numpy as np
+
+        last, each = views * self.each, self.each
         places = [last + START]
         for i, sign in enumerate(self._signs(size)):
             places += [*range(i * each, min((i + 1) * each, last)), last + sign]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from thalweg.checkpoint.json_files import read_object
@@ -29,3 +30,12 @@ def load_tokens(where: Path) -> dict[int, str]:
             if isinstance(each, dict) and isinstance(each.get("content"), str) and type(each.get("id")) is int:
                 found.setdefault(each["id"], each["content"])
     return found
+
+
+def first_token(where: Path, texts: Sequence[str]) -> int:
+    """The id of the first of these added tokens that the tokenizer's files have. CheckpointError if they have none."""
+    known = {content: id for id, content in load_tokens(where).items()}
+    found = next((text for text in texts if text in known), None)
+    if found is None:
+        raise CheckpointError(f"tokenizer_config.json: added_tokens_decoder: must have one of {', '.join(texts)}")
+    return known[found]
