@@ -14,7 +14,7 @@ from sizes import WEIGHTS
 from thalweg.backends.triton_kernels import quantised
 from thalweg.hal.attention import AttnSpec, QKPrologue
 from thalweg.hal.op import Kernel
-from thalweg.hal.ops.activation import CLAMP, CUT, SWIGLU_OAI
+from thalweg.hal.ops.activation import CLAMP, CUT, SITU, SWIGLU_OAI
 from thalweg.hal.ops.matmul import INT4_GROUPS, MXFP4, NF4
 from thalweg.hal.step import SamplingArrays, StepBatch, StepShape
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
@@ -83,7 +83,7 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
                 yield f"128 {interleaved}", [qkv[:, :32], qkv[:, 32:40], ids, meta(8192, 128, dtype=F32)], static
             yield "part", [qkv[:, :32], qkv[:, 32:40], ids, meta(8192, 32, dtype=F32)], {"rotary_dim": 32}
         case "act_and_mul":
-            for act in ("silu", "gelu", "gelu_tanh", f"{CLAMP}10", f"{CUT}7"):
+            for act in ("silu", "gelu", "gelu_tanh", f"{CLAMP}10", f"{CUT}7", f"{SITU}4_25"):
                 yield act, [meta(tokens, 2 * 14336)], {"act": act}
         case "resolve_tokens":
             yield "", [ids, history, ids, ids], {}
@@ -188,6 +188,7 @@ def expert_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
         yield from mixture_calls(k, *gpt_oss, format, format, SWIGLU_OAI, biased=True)
     yield from mixture_calls(k, *qwen, DENSE, DENSE, f"{CUT}7")
     yield from mixture_calls(k, *qwen, MXFP4, MXFP4, f"{CLAMP}10")
+    yield from mixture_calls(k, *qwen, DENSE, DENSE, f"{SITU}4_25")
 
 
 def mixture_calls(

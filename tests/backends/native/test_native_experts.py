@@ -260,7 +260,7 @@ def test_what_does_not_fit_and_what_is_not_run_is_said(library: NativeLibrary) -
             case.run(*wrong)
     facts = {"experts": 4, "dtype": "float32", "weight": DENSE, "down_weight": DENSE}
     for more, reason in (
-        ({"act": "relu"}, "runs silu, gelu_tanh, gelu, silu_clamp_, silu_cut_, swiglu_oai, not relu"),
+        ({"act": "relu"}, "runs silu, gelu_tanh, gelu, silu_clamp_, silu_cut_, situ_, swiglu_oai, not relu"),
         ({"dtype": "float16"}, "runs bfloat16 and float32"),
         ({"down_weight": WeightFormat("int", 3, 32)}, "not int3"),
         ({"weight": WeightFormat("int", 8, act="int8")}, "rounds no inputs, not int8-row-int8"),

@@ -78,6 +78,30 @@ def test_gates_also_far_from_zero(library: NativeLibrary, dtype: torch.dtype, ac
 
 
 @both
+@pytest.mark.parametrize("act", ["silu_clamp_1.3", "silu_cut_0.7", "situ_1.3_0.7", "situ_1.1_0"])
+def test_gates_with_bounds_of_any_value(library: NativeLibrary, dtype: torch.dtype, act: str) -> None:
+    """A bound need not be a multiple of a power of two."""
+    (bound,) = (k for k in kernels(library) if k.op == "act_and_mul")
+    assert bound.supports({"act": act, "dtype": "float32"}) is None
+    x = torch.cat([torch.randn(5, 70), torch.linspace(-200, 200, 350).view(5, 70)]).to(dtype)
+    close(kernel(library, "act_and_mul")(x, act=act), ops.act_and_mul.reference(x, act=act))
+    x[0, 0], x[1, 0], x[2, 35] = float("-inf"), float("nan"), float("nan")
+    got = kernel(library, "act_and_mul")(x, act=act)
+    assert got[0, 0].abs() < 1e-30
+    assert got[1, 0].isnan()
+    assert got[2, 0].isnan()
+
+
+def test_situ_is_right_where_it_is_small(library: NativeLibrary) -> None:
+    """tanh by a difference of exponentials would lose the digits of values near 0."""
+    x = torch.cat([torch.logspace(-9, 1, 3001), torch.ones(3001)])[None]
+    gate = x[:, :3001].double()
+    want = 1.5 * torch.tanh(gate / 1.5) * torch.sigmoid(gate)
+    got = kernel(library, "act_and_mul")(x, act="situ_1.5_0").double()
+    assert ((got - want) / want).abs().max() < 2e-6
+
+
+@both
 def test_squares_of_what_is_above_zero(library: NativeLibrary, dtype: torch.dtype) -> None:
     x = torch.cat([torch.randn(5, 70), torch.linspace(-200, 200, 350).view(5, 70)]).to(dtype)
     x[0, 0], x[1, 0] = float("-inf"), float("nan")

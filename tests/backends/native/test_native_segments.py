@@ -28,6 +28,7 @@ SPECS = {
     "full": AttnSpec(4, 1, 32, 0.2, "bfloat16"),
     "window": AttnSpec(4, 2, 32, 0.2, "float32", "window", SEGMENT + SEGMENT // 3, softcap=8.0),
     "latent": AttnSpec(4, 1, 48, 0.2, "bfloat16", "latent", latent=32),
+    "latent-window": AttnSpec(4, 1, 48, 0.2, "float32", "latent", SEGMENT + SEGMENT // 3, latent=32),
     "int8-sinks": AttnSpec(2, 1, 48, 0.2, "bfloat16", sinks=True, kv_dtype="int8"),
 }
 EDGES = (SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT, 3 * SEGMENT + 70, 9)
@@ -74,10 +75,11 @@ def _decoded(
 
 
 @pytest.mark.parametrize("edge", [1, 2])
+@pytest.mark.parametrize("name", ["window", "latent-window"])
 @pytest.mark.sampled(2)
-def test_a_window_may_begin_anywhere_in_a_segment(library: NativeLibrary, device: Any, edge: int) -> None:
+def test_a_window_may_begin_anywhere_in_a_segment(library: NativeLibrary, device: Any, name: str, edge: int) -> None:
     """Each row of a prompt, whose windows end and begin around an edge of segments, as if it were decoded."""
-    spec, rng = replace(SPECS["window"], window=SEGMENT - 64 * edge), np.random.default_rng(6)
+    spec, rng = replace(SPECS[name], window=SEGMENT - 64 * edge), np.random.default_rng(6)
     length = 2 * SEGMENT + 40
     stories = [seq.story(rng, spec, length, length)]
     table, blocks = seq.tables(rng, stories, SIZE)

@@ -12,11 +12,11 @@ from torch import Tensor
 from thalweg.backends.triton_kernels.dependent import declare_dependence, wait_for_launches
 from thalweg.backends.triton_kernels.tiles import TileSizes
 from thalweg.hal.op import Kernel
-from thalweg.hal.ops.activation import ACTIVATIONS, CLAMP, CUT, OAI_ALPHA, OAI_LIMIT, SWIGLU_OAI, is_gate
+from thalweg.hal.ops.activation import ACTIVATIONS, CLAMP, CUT, OAI_ALPHA, OAI_LIMIT, SITU, SWIGLU_OAI, is_gate
 
 WIDEST = 65536
 """Elements of the longest row a program holds in registers."""
-GATES = (*ACTIVATIONS, f"{CLAMP}*", f"{CUT}*")
+GATES = (*ACTIVATIONS, f"{CLAMP}*", f"{CUT}*", f"{SITU}*")
 """Names of gates with a kernel."""
 _ALPHA = tl.constexpr(OAI_ALPHA)
 
@@ -119,12 +119,25 @@ def _clamp(x, low, high):
 
 
 @triton.jit
-def apply_gate(gate, high, kind, ACT: tl.constexpr, LIMIT: tl.constexpr):
+def _tanh(x):
+    """tanh. Near 0 by Taylor's sum to degree 9, because the difference of exponentials cancels there. NaN stays NaN."""
+    t, s = tl.exp(-2.0 * tl.abs(x)), x * x
+    far = (1.0 - t) / (1.0 + t)
+    near = x * (1.0 + s * (-0.33333333 + s * (0.13333333 + s * (-0.053968254 + s * 0.021869489))))
+    return tl.where(tl.abs(x) < 0.3, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def apply_gate(gate, high, kind, ACT: tl.constexpr, LIMIT: tl.constexpr, UP_LIMIT: tl.constexpr):
     """act(gate) * high in float32, rounded to `kind` wherever `hal.ops.activation.glu` rounds. LIMIT: of the activations
-    that clamp."""
+    with bounds. UP_LIMIT: of SiTU, the bound of high, or 0."""
     gate = gate.to(kind).to(tl.float32)
     high = high.to(kind).to(tl.float32)
-    if ACT == "swiglu_oai":
+    if ACT == "situ":
+        if UP_LIMIT > 0:
+            high = UP_LIMIT * _tanh(high / UP_LIMIT)
+        gate = LIMIT * _tanh(gate / LIMIT) / (1.0 + tl.exp(-gate))
+    elif ACT == "swiglu_oai":
         gate = _clamp(gate, float("-inf"), LIMIT)
         high = (_clamp(high, -LIMIT, LIMIT) + 1.0).to(kind).to(tl.float32)
         share = 1.0 / (1.0 + tl.exp(-(gate * _ALPHA).to(kind).to(tl.float32)))
@@ -142,18 +155,19 @@ def apply_gate(gate, high, kind, ACT: tl.constexpr, LIMIT: tl.constexpr):
     return (gate * high).to(kind)
 
 
-def split_activation(act: str) -> tuple[str, float]:
-    """(name, where it clamps) of an activation as `apply_gate` knows it."""
-    for bounded in (CLAMP, CUT):
+def split_activation(act: str) -> dict[str, str | float]:
+    """An activation as `apply_gate` knows it: its name, where it clamps, and where it clamps the second half, if elsewhere."""
+    for bounded in (CLAMP, CUT, SITU):
         if act.startswith(bounded):
-            return bounded.rstrip("_"), float(act.removeprefix(bounded))
-    return act, OAI_LIMIT if act == SWIGLU_OAI else 0.0
+            limit, *more = map(float, act.removeprefix(bounded).split("_"))
+            return {"ACT": bounded.rstrip("_"), "LIMIT": limit, "UP_LIMIT": more[0] if more else 0.0}
+    return {"ACT": act, "LIMIT": OAI_LIMIT if act == SWIGLU_OAI else 0.0, "UP_LIMIT": 0.0}
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _gate(
-    x, out, rows, stride, width, ACT: tl.constexpr, LIMIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    x, out, rows, stride, width, ACT: tl.constexpr, LIMIT: tl.constexpr, UP_LIMIT: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """ROWS x BLOCK elements of act(first half) * second half."""
     wait_for_launches(DEPENDENT)
@@ -163,7 +177,7 @@ def _gate(
     at = r[:, None] * stride + c[None, :]
     gate = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
     up = tl.load(x + at + width, mask=ok, other=0.0).to(tl.float32)
-    made = apply_gate(gate, up, out.dtype.element_ty, ACT, LIMIT)
+    made = apply_gate(gate, up, out.dtype.element_ty, ACT, LIMIT, UP_LIMIT)
     tl.store(out + r[:, None] * width + c[None, :], made, mask=ok)
 
 
@@ -242,9 +256,8 @@ def act_and_mul(t: TileSizes, x: Tensor, *, act: str = "silu") -> Tensor:
         return out
     per, block, warps = t.rows.split(min(width, t.rows.elements))
     grid = (triton.cdiv(rows, per), triton.cdiv(width, block))
-    name, limit = split_activation(act)
     _gate[grid](
-        flat, out, rows, flat.stride(0), width, ACT=name, LIMIT=limit, ROWS=per, BLOCK=block, num_warps=warps,
+        flat, out, rows, flat.stride(0), width, **split_activation(act), ROWS=per, BLOCK=block, num_warps=warps,
         **declare_dependence(t),
     )  # fmt: skip
     return out

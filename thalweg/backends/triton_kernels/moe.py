@@ -97,10 +97,11 @@ def _expert_of(starts, ends, firsts, pairs, tile_expert, M: tl.constexpr, E: tl.
 @triton.jit
 def up(
     x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, ffn, w_row, k, low, low_row, b, slots,
-    ranks, rank, x_row, bias, E: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, BIAS: tl.constexpr,
-    ADAPTED: tl.constexpr, HELD: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr,
-    ZEROS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr, DEPENDENT: tl.constexpr,
+    ranks, rank, x_row, bias, E: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, UP_LIMIT: tl.constexpr,
+    BIAS: tl.constexpr, ADAPTED: tl.constexpr, HELD: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
+    SCALED: tl.constexpr, ZEROS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr, PAIRED: tl.constexpr,
+    PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """act(gate) * up of one tile of pairs, N columns: x [T, width], weight [E * 2 ffn, width], out [pairs, ffn]. BIAS: bias
     [E * 2 ffn] is added to gate and up. ADAPTED: so are products with b [slots, E, rank, 2 ffn] (`add_low_rank`)."""
@@ -137,7 +138,7 @@ def up(
             high.to(kind).to(tl.float32), pair, ok, e, c, c_ok, ffn, 2 * ffn, low, low_row, b, slots, ranks, rank, k, E, 1, 1,
             HELD, M, N,
         )  # fmt: skip
-    made = apply_gate(gate, high, kind, ACT, LIMIT)
+    made = apply_gate(gate, high, kind, ACT, LIMIT, UP_LIMIT)
     tl.store(out + pair[:, None].to(tl.int64) * ffn + c[None, :], made, mask=ok[:, None] & c_ok[None, :])
 
 
@@ -256,9 +257,8 @@ def experts(
             **static, **same, **given,
         )  # fmt: skip
 
-    name, limit = split_activation(act)
     launch(
-        up, x, kinds[0], gate_up, group, middle, x.stride(0), x if bias is None else bias, ACT=name, LIMIT=limit,
+        up, x, kinds[0], gate_up, group, middle, x.stride(0), x if bias is None else bias, **split_activation(act),
         BIAS=bias is not None,
     )  # fmt: skip
     launch(down, middle, kinds[1], down_, down_group, y)

@@ -46,20 +46,20 @@ def _double_fnuz(scale, INTEGER: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def _load_row(x, i, width, kind, ACT: tl.constexpr, LIMIT: tl.constexpr):
+def _load_row(x, i, width, kind, ACT: tl.constexpr, LIMIT: tl.constexpr, UP_LIMIT: tl.constexpr):
     """Elements i of a row of `width` in float32. ACT: the row is act(first half) * second half of 2 * width elements, rounded
     to `kind`."""
     row = tl.load(x + i, mask=i < width, other=0.0).to(tl.float32)
     if ACT != "":
         high = tl.load(x + width + i, mask=i < width, other=0.0).to(tl.float32)
-        row = apply_gate(row, high, kind, ACT, LIMIT).to(tl.float32)
+        row = apply_gate(row, high, kind, ACT, LIMIT, UP_LIMIT).to(tl.float32)
     return row
 
 
 @triton.jit
 def _round(
     x, out, scales, width, x_row, INTEGER: tl.constexpr, NATIVE: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, DEPENDENT: tl.constexpr,
+    UP_LIMIT: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One row of x, or of its gated halves (`_load_row`), to codes and the scale for their values as read. WHOLE: a block holds
     the row, which is then read once. PARTS: programs of a row. Each finds the scale, and makes its part of the codes."""
@@ -68,24 +68,24 @@ def _round(
     i = tl.arange(0, BLOCK)
     kind = x.dtype.element_ty
     if WHOLE:
-        row = _load_row(x + r * x_row, i, width, kind, ACT, LIMIT)
+        row = _load_row(x + r * x_row, i, width, kind, ACT, LIMIT, UP_LIMIT)
         most = tl.max(tl.abs(row), 0)
     else:
         parts = tl.zeros([BLOCK], tl.float32)
         for start in range(0, width, BLOCK):
-            parts = tl.maximum(parts, tl.abs(_load_row(x + r * x_row, start + i, width, kind, ACT, LIMIT)))
+            parts = tl.maximum(parts, tl.abs(_load_row(x + r * x_row, start + i, width, kind, ACT, LIMIT, UP_LIMIT)))
         most = tl.max(parts, 0)
     scale = _scale_of(most, INTEGER)
     if tl.program_id(1) == 0:
         tl.store(scales + r, _double_fnuz(scale, INTEGER, NATIVE))
     if PARTS > 1:
         i = tl.program_id(1) * (BLOCK // PARTS) + tl.arange(0, BLOCK // PARTS)
-        row = _load_row(x + r * x_row, i, width, kind, ACT, LIMIT)
+        row = _load_row(x + r * x_row, i, width, kind, ACT, LIMIT, UP_LIMIT)
     if WHOLE:
         tl.store(out + r * width + i, _code(row, scale, INTEGER, NATIVE), mask=i < width)
     else:
         for start in range(0, width, BLOCK):
-            part = _load_row(x + r * x_row, start + i, width, kind, ACT, LIMIT)
+            part = _load_row(x + r * x_row, start + i, width, kind, ACT, LIMIT, UP_LIMIT)
             tl.store(out + r * width + start + i, _code(part, scale, INTEGER, NATIVE), mask=start + i < width)
 
 
@@ -136,10 +136,9 @@ def round_rows(tiles: TileSizes, x: Tensor, act: str, gate: str = "") -> tuple[T
     block = min(triton.next_power_of_2(width), 2 * tiles.rows.warps * tiles.rows.per_warp)
     warps = max(1, min(tiles.rows.warps, block // tiles.rows.per_warp))
     parts = PARTS if rows <= FEW_ROWS and block >= width and block >= PARTS * warps * 64 else 1
-    name, limit = split_activation(gate)
     _round[(rows, parts)](
-        x, out, scales, width, x.stride(0), INTEGER=act == "int8", NATIVE=tiles.float8, ACT=name, LIMIT=limit,
-        WHOLE=block >= width, BLOCK=block, PARTS=parts, num_warps=warps, **declare_dependence(tiles),
+        x, out, scales, width, x.stride(0), INTEGER=act == "int8", NATIVE=tiles.float8,
+        **split_activation(gate), WHOLE=block >= width, BLOCK=block, PARTS=parts, num_warps=warps, **declare_dependence(tiles),
     )  # fmt: skip
     return out, scales
 

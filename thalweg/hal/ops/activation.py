@@ -21,7 +21,7 @@ CLAMP = "silu_clamp_"
 V4)."""
 SITU = "situ_"
 """Followed by two numbers b and c with a line between them: b tanh(gate / b) sigmoid(gate) times c tanh(up / c), or times up
-where c is 0 (Kimi K3). Of experts, and of MLPs without a kernel."""
+where c is 0 (Kimi K3)."""
 UNGATED = (*ACTIVATIONS, "gelu_quick", "relu", "relu2")
 
 
@@ -76,15 +76,16 @@ def _gated_sample(act: str) -> Sample:
 
 def is_gate(act: str) -> bool:
     """Is this an act of `act_and_mul`?"""
-    return act in ACTIVATIONS or act.startswith((CLAMP, CUT))
+    return act in ACTIVATIONS or act.startswith((CLAMP, CUT, SITU))
 
 
 @op(
-    samples=[_gated_sample(a) for a in (*ACTIVATIONS, f"{CLAMP}0.75", f"{CUT}0.5")],
+    samples=[_gated_sample(a) for a in (*ACTIVATIONS, f"{CLAMP}0.75", f"{CUT}0.5", f"{SITU}1.3_0.6", f"{SITU}2_0")],
     tolerances={"float32": 1e-6, "bfloat16": 1e-2},
 )
 def act_and_mul(x: Tensor, *, act: str = "silu") -> Tensor:
-    """act(first half) * second half: x [..., 2F] -> [..., F]. act: silu, gelu, gelu_tanh, or silu with a bound (CLAMP, CUT)."""
+    """act(first half) * second half: x [..., 2F] -> [..., F]. act: silu, gelu, gelu_tanh, or one with bounds (CLAMP,
+    CUT, SITU)."""
     gate, up = x.chunk(2, -1)
     return glu(gate, up, act)
 

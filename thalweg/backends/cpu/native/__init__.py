@@ -24,7 +24,7 @@ from thalweg.hal.weights import WeightFormat
 if TYPE_CHECKING:
     from thalweg.backends.cpu.native.weight_cache import PackedWeightCache
 
-ABI = 36
+ABI = 37
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -60,7 +60,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_norm": (None, (_P, _I, _P, _L, _L, _L, _L, _P, _P, _F, _F, _P, _P)),
     "thalweg_gated_norm": (None, (_P, _I, _P, _P, _L, _L, _P, _F, _P)),
     "thalweg_group_norm": (None, (_P, _I, _P, _P, _L, _L, _L, _L, _P, _F, _I, _P)),
-    "thalweg_gate": (None, (_P, _I, _P, _L, _L, _I, _P)),
+    "thalweg_gate": (None, (_P, _I, _P, _L, _L, _I, _F, _F, _P)),
     "thalweg_turn": (None, (_P, _I, _P, _P, _L, _L, _L, _L, _L, _L, _P, _P, _L, _I, _P, _P)),
     "thalweg_delta": (None, (_P, _P)),
     "thalweg_conv": (None, (_P, _P)),
@@ -73,13 +73,16 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_draw": (None, (_P, _P, _L, _L, _P, _I, _P, _P, _P, _P, _P, _P, _P, _P)),
     "thalweg_logprobs": (None, (_P, _P, _P, _L, _L, _L, _I, _P, _P, _P)),
     "thalweg_penalties": (None, (_P, _P, _L, _L, _P, _L, _P, _P, _P, _P, _P, _P, _P)),
-    "thalweg_experts": (None, (_P, _P, _P, _L, _L, _I, _I, _P, _L, _P, _P, _L, _P, _P)),
+    "thalweg_experts": (None, (_P, _P, _P, _L, _L, _I, _F, _F, _I, _P, _L, _P, _P, _L, _P, _P)),
     "thalweg_route": (None, (_P, _P, _P, _L, _L, _L, _I, _I, _F, _L, _L, _L, _P, _P)),
     "thalweg_heads": (None, (_P, _P, _L, _L, _I, _P, _L, _L, _L, _P)),
     "thalweg_lora_rows": (None, (_P, _P, _P, _P, _L, _L, _P, _P, _P)),
     "thalweg_lora_add": (None, (_P, _I, _P, _P, _L, _L, _P, _P, _L, _P, _P, _P, _P, _L, _L)),
     "thalweg_lora_rescale": (None, (_P, _I, _P, _P, _P, _L, _L)),
-    "thalweg_lora_experts": (None, (_P, _P, _P, _L, _L, _I, _I, _P, _L, _P, _P, _L, _P, _P, _P, _P, _P, _P, _P, _L)),
+    "thalweg_lora_experts": (
+        None,
+        (_P, _P, _P, _L, _L, _I, _F, _F, _I, _P, _L, _P, _P, _L, _P, _P, _P, _P, _P, _P, _P, _L),
+    ),
     "thalweg_layer_norm": (None, (_P, _I, _P, _L, _L, _P, _P, _F, _F, _P)),
     "thalweg_sigmoid_gate": (None, (_P, _I, _P, _L, _L, _L, _L, _P, _L, _L, _P)),
     **{f"thalweg_{name}": (None, (_P, _P)) for name in ("decays", "read_chosen", "choose", "pool", "hyper")},
@@ -103,7 +106,7 @@ OPAQUE = ("ssd",)
 """More functions that make up a step. They are called within calls that are recorded as a whole."""
 WEIGHTED = ("linear", "largest", "heads")
 """Functions with a packed weight as the first argument."""
-WORDS = 20
+WORDS = 22
 """Words of 64 bits in an entry of that list: the function's number, and its arguments after the context."""
 QUADS = ("avx512vnni", "avxvnni")
 """Instruction sets with products that read integer codes in quads, for inputs of any kind."""

@@ -244,8 +244,6 @@ def _round_up(head_dim: int) -> int:
 
 
 def _refuses_latent(spec: AttnSpec) -> str | None:
-    if spec.window:
-        return "latent attention reads all tokens, without a window"
     if spec.kv_heads != 1 or not 0 < spec.latent <= spec.head_dim:
         return f"latent attention has one KV head and values in its keys, not {spec.kv_heads} and {spec.latent} elements"
     if spec.head_dim % 16 or spec.latent % 16 or spec.head_dim > MOST_LATENT:

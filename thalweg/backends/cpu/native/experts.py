@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.backends.cpu.native.linear import NAMES, PANEL, TYPES, NativeLinear, PackedWeight, form_of
-from thalweg.backends.cpu.native.rows import ACTS, BOUNDED, UNGATED, gate_code
+from thalweg.backends.cpu.native.rows import ACTS, BOUNDED, UNGATED, GateCode, gate_code
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.activation import SWIGLU_OAI
 from thalweg.hal.weights import ONCE, QTensor, WeightFormat
@@ -24,11 +24,18 @@ SWIGLU = 3
 """Code of a gate that only experts have."""
 
 
-def _code(act: str, gated: bool) -> int | None:
-    """Number of an act of experts in compiled code. None: it has none."""
+def _code(act: str, gated: bool) -> GateCode | None:
+    """An act of experts in compiled code. None: it has none."""
     if not gated:
-        return UNGATED.get(act)
-    return SWIGLU if act == SWIGLU_OAI else gate_code(act)
+        return GateCode(UNGATED[act]) if act in UNGATED else None
+    return GateCode(SWIGLU) if act == SWIGLU_OAI else gate_code(act)
+
+
+def _find_code(act: str, gated: bool) -> GateCode:
+    found = _code(act, gated)
+    if found is None:
+        raise ValueError(f"experts: no compiled activation {act!r}, {'with' if gated else 'without'} a gate")
+    return found
 
 
 def _form(format: WeightFormat) -> str | None:
@@ -109,14 +116,14 @@ class NativeExperts:
         """group, down_group: those that the weights were packed for."""
         x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
         tokens, inner = len(x), down.shape[1]
-        between, code = 2 * inner if gated else inner, _code(act, gated)
+        between, code = 2 * inner if gated else inner, _find_code(act, gated)
         _check_sizes(x, ids, weights, gate_up, down, experts, between)
         if bias is not None and (bias.dtype != x.dtype or bias.numel() != experts * 2 * inner):
             raise ValueError(f"experts: a bias of {bias.dtype} {list(bias.shape)} does not fit {experts} experts of {inner}")
         bias, out = None if bias is None else bias.contiguous(), torch.empty(x.shape, dtype=x.dtype)
         if tokens:
             self._experts(
-                self._context, gate_up.handle, down.handle, experts, inner, code, TYPES[x.dtype], x.data_ptr(), tokens,
+                self._context, gate_up.handle, down.handle, experts, inner, *code, TYPES[x.dtype], x.data_ptr(), tokens,
                 ids.data_ptr(), weights.data_ptr(), ids.shape[1], out.data_ptr(),
                 None if bias is None else bias.data_ptr(),
             )  # fmt: skip
@@ -142,8 +149,8 @@ class NativeExperts:
         out = torch.empty(x.shape, dtype=x.dtype)
         if tokens:
             self._adapted(
-                self._context, gate_up.handle, down.handle, experts, inner, _code(act, True), TYPES[x.dtype], x.data_ptr(),
-                tokens, ids.data_ptr(), weights.data_ptr(), ids.shape[1], out.data_ptr(), slots.data_ptr(),
+                self._context, gate_up.handle, down.handle, experts, inner, *_find_code(act, True), TYPES[x.dtype],
+                x.data_ptr(), tokens, ids.data_ptr(), weights.data_ptr(), ids.shape[1], out.data_ptr(), slots.data_ptr(),
                 *(a.data_ptr() for a in arrays), ranks.data_ptr(), rank,
             )  # fmt: skip
         return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,23 +11,37 @@ from torch import Tensor
 from thalweg.backends.cpu.native import NativeLibrary
 from thalweg.backends.cpu.native.linear import NAMES, TYPES
 from thalweg.hal.op import Kernel
-from thalweg.hal.ops.activation import CLAMP, CUT
+from thalweg.hal.ops.activation import CLAMP, CUT, SITU
 
 ACTS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 ALONE = 8
 """Added to these where nothing is multiplied."""
-BOUNDED = {CLAMP: 5, CUT: 6}
-"""Prefixes of acts with a bound."""
+BOUNDED = {CLAMP: 5, CUT: 6, SITU: 7}
+"""Prefixes of acts with bounds."""
 UNGATED = {**{act: code + ALONE for act, code in ACTS.items()}, "relu2": 4 + ALONE}
 
 
-def gate_code(act: str) -> int | None:
-    """The number of a gated act in compiled code. None: it has none."""
+class GateCode(NamedTuple):
+    """An activation as compiled code has it: its number, and bounds where it has some (`Rows` of core.h)."""
+
+    code: int
+    most: float = 0.0
+    most_up: float = 0.0
+
+
+def gate_code(act: str) -> GateCode | None:
+    """The code of a gated act. None: compiled code has none."""
     for prefix, code in BOUNDED.items():
         if act.startswith(prefix):
-            parts = float(act.removeprefix(prefix)) * 64
-            return code | int(parts) << 8 if parts == int(parts) and 0 <= parts < 1 << 20 else None
-    return ACTS.get(act)
+            return GateCode(code, *map(float, act.removeprefix(prefix).split("_")))
+    return GateCode(ACTS[act]) if act in ACTS else None
+
+
+def _find_code(act: str) -> GateCode:
+    found = gate_code(act)
+    if found is None:
+        raise ValueError(f"act_and_mul: no compiled gate {act!r}; known: {', '.join((*ACTS, *BOUNDED))}")
+    return found
 
 
 def _supports_dtype(spec: Mapping[str, Any]) -> str | None:
@@ -109,13 +123,15 @@ class NativeRowOps:
     def act_and_mul(self, x: Tensor, *, act: str = "silu") -> Tensor:
         x, width = x.contiguous(), x.shape[-1] // 2
         out = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
-        self._gate(self._context, TYPES[x.dtype], x.data_ptr(), out.numel() // width, width, gate_code(act), out.data_ptr())
+        code = _find_code(act)
+        self._gate(self._context, TYPES[x.dtype], x.data_ptr(), out.numel() // width, width, *code, out.data_ptr())
         return out
 
     def activation(self, x: Tensor, *, act: str) -> Tensor:
         x, width = x.contiguous(), x.shape[-1]
         out = torch.empty(x.shape, dtype=x.dtype)
-        self._gate(self._context, TYPES[x.dtype], x.data_ptr(), x.numel() // width, width, UNGATED[act], out.data_ptr())
+        code = GateCode(UNGATED[act])
+        self._gate(self._context, TYPES[x.dtype], x.data_ptr(), x.numel() // width, width, *code, out.data_ptr())
         return out
 
     def rope(

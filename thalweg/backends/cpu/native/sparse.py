@@ -37,7 +37,7 @@ class _Reads(ctypes.Structure):
         *((n, _L) for n in ("type", "tokens", "heads", "groups", "parts", "dim", "width", "q_stride", "window", "listed",
                             "block", "whole")),
         ("near", _Source), ("far", _Source), ("values", _Source),
-        *((n, _P) for n in ("seq", "positions", "chosen", "sinks", "lengths", "q", "y")), ("scale", _F),
+        *((n, _P) for n in ("seq", "positions", "chosen", "sinks", "q", "y")), ("scale", _F),
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 36;
+constexpr int ABI = 37;
 
 #if defined(HAS_AMX)
 // Does the processor have tiles, of bfloat16 and of integers, and the system let this process use them? It does once it is asked.
@@ -465,10 +465,12 @@ EXPORT void thalweg_group_norm(Context* c, int type, const void* x, const void* 
     by_rows(c, j, c->kernels->group_norm, width * 32);
 }
 
-// y [rows, width] = act(x[:, :width]) * x[:, width:], or of x [rows, width] act(x); see Rows.
-EXPORT void thalweg_gate(Context* c, int type, const void* x, int64_t rows, int64_t width, int act, void* y) {
+// y [rows, width] = act(x[:, :width]) * x[:, width:], or of x [rows, width] act(x). most, most_up: see Rows.
+EXPORT void thalweg_gate(Context* c, int type, const void* x, int64_t rows, int64_t width, int act, float most, float most_up,
+                         void* y) {
     Rows j{};
     j.type = Type(type), j.x = x, j.y = y, j.rows = rows, j.width = width, j.inner = 1, j.act = act;
+    j.most = most, j.most_up = most_up;
     by_rows(c, j, c->kernels->gate, width * 16);
 }
 
@@ -562,7 +564,7 @@ EXPORT void thalweg_penalties(Context* c, const float* logits, int64_t rows, int
 
 namespace {
 
-constexpr int WORDS = 20;  // of an entry of a recorded step: the number of a function, and its arguments after the context
+constexpr int WORDS = 22;  // of an entry of a recorded step: the number of a function, and its arguments after the context
 
 float as_float(int64_t word) {
     int32_t low = int32_t(word);
@@ -586,7 +588,7 @@ EXPORT int thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
                 thalweg_norm(c, int(a[0]), at(1), a[2], a[3], a[4], a[5], at(6), at(7), as_float(a[8]), as_float(a[9]),
                                  at(10), at(11));
                 break;
-            case 3: thalweg_gate(c, int(a[0]), at(1), a[2], a[3], int(a[4]), at(5)); break;
+            case 3: thalweg_gate(c, int(a[0]), at(1), a[2], a[3], int(a[4]), as_float(a[5]), as_float(a[6]), at(7)); break;
             case 4:
                 thalweg_turn(c, int(a[0]), at(1), at(2), a[3], a[4], a[5], a[6], a[7], a[8], (const int32_t*)at(9),
                              (const float*)at(10), a[11], int(a[12]), at(13), at(14));
@@ -611,8 +613,8 @@ EXPORT int thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
                                   (const float*)at(10), (float*)at(11));
                 break;
             case 11:
-                thalweg_experts(c, (const Weight*)at(0), (const Weight*)at(1), a[2], a[3], int(a[4]), int(a[5]), at(6), a[7],
-                                (const int32_t*)at(8), (const float*)at(9), a[10], at(11), at(12));
+                thalweg_experts(c, (const Weight*)at(0), (const Weight*)at(1), a[2], a[3], int(a[4]), as_float(a[5]), as_float(a[6]),
+                                int(a[7]), at(8), a[9], (const int32_t*)at(10), (const float*)at(11), a[12], at(13), at(14));
                 break;
             case 12:
                 thalweg_route(c, (const float*)at(0), (const float*)at(1), a[2], a[3], a[4], int(a[5]), int(a[6]), as_float(a[7]),
@@ -639,9 +641,9 @@ EXPORT int thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
                 break;
             case 20: thalweg_lora_rescale(c, int(a[0]), at(1), (const int32_t*)at(2), (const float*)at(3), a[4], a[5]); break;
             case 21:
-                thalweg_lora_experts(c, (const Weight*)at(0), (const Weight*)at(1), a[2], a[3], int(a[4]), int(a[5]), at(6), a[7],
-                                     (const int32_t*)at(8), (const float*)at(9), a[10], at(11), (const int32_t*)at(12), at(13),
-                                     at(14), at(15), at(16), (const int32_t*)at(17), a[18]);
+                thalweg_lora_experts(c, (const Weight*)at(0), (const Weight*)at(1), a[2], a[3], int(a[4]), as_float(a[5]),
+                                     as_float(a[6]), int(a[7]), at(8), a[9], (const int32_t*)at(10), (const float*)at(11), a[12], at(13),
+                                     (const int32_t*)at(14), at(15), at(16), at(17), at(18), (const int32_t*)at(19), a[20]);
                 break;
             case 22:
                 thalweg_layer_norm(c, int(a[0]), at(1), a[2], a[3], at(4), at(5), as_float(a[6]), as_float(a[7]), at(8));

@@ -75,10 +75,11 @@ struct Ranks;
 }
 
 // What recorded steps call, of other files than api.cpp, and what those call of it.
-EXPORT void thalweg_gate(thalweg::Context* c, int type, const void* x, int64_t rows, int64_t width, int act, void* y);
+EXPORT void thalweg_gate(thalweg::Context* c, int type, const void* x, int64_t rows, int64_t width, int act, float most,
+                         float most_up, void* y);
 EXPORT void thalweg_experts(thalweg::Context* c, const thalweg::Weight* gate_up, const thalweg::Weight* down, int64_t experts,
-                            int64_t inner, int act, int type, const void* x, int64_t tokens, const int32_t* ids,
-                            const float* weights, int64_t k, void* out, const void* bias);
+                            int64_t inner, int act, float most, float most_up, int type, const void* x, int64_t tokens,
+                            const int32_t* ids, const float* weights, int64_t k, void* out, const void* bias);
 EXPORT void thalweg_route(thalweg::Context* c, const float* logits, const float* bias, int64_t rows, int64_t experts, int64_t k,
                           int sigmoid, int renormalise, float scale, int64_t groups, int64_t top_groups, int64_t group_best,
                           int32_t* ids, float* weights);
@@ -95,8 +96,8 @@ EXPORT void thalweg_lora_add(thalweg::Context* c, int type, void* y, const void*
 EXPORT void thalweg_lora_rescale(thalweg::Context* c, int type, void* y, const int32_t* slots, const float* vectors, int64_t rows,
                                  int64_t width);
 EXPORT void thalweg_lora_experts(thalweg::Context* c, const thalweg::Weight* gate_up, const thalweg::Weight* down, int64_t experts,
-                                 int64_t inner, int act, int type, const void* x, int64_t tokens, const int32_t* ids,
-                                 const float* weights, int64_t k, void* out, const int32_t* slots, const void* gate_up_a,
+                                 int64_t inner, int act, float most, float most_up, int type, const void* x, int64_t tokens,
+                                 const int32_t* ids, const float* weights, int64_t k, void* out, const int32_t* slots, const void* gate_up_a,
                                  const void* gate_up_b, const void* down_a, const void* down_b, const int32_t* ranks, int64_t rank);
 EXPORT void thalweg_read_chosen(thalweg::Context* c, thalweg::Reads* j);
 EXPORT void thalweg_choose(thalweg::Context* c, const thalweg::Choice* j);

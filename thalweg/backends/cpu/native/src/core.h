@@ -163,8 +163,7 @@ constexpr int32_t RELU2 = 4;       // of what has no gate: x at 0 or above, squa
 constexpr int32_t CLAMP = 5;       // silu of a gate that is cut off above at a bound, as what it multiplies is on both sides
 constexpr int32_t CUT = 6;         // the same, but silu itself is cut off
 constexpr int32_t ALONE = 8;       // added where there is no gate
-constexpr int32_t ACT_BITS = 8;       // of CLAMP and CUT the bound, in 64ths, is what lies above so many bits
-inline float bound_of(int32_t act) { return float(act >> ACT_BITS) / 64.f; }
+constexpr int32_t SITU = 7;        // b tanh(gate / b) sigmoid(gate) times c tanh(up / c), or times up where c is 0
 
 // Rows treated one by one (rows.inc). Row r of x: r / inner * outer_stride + r % inner * width elements from its start.
 struct Rows {
@@ -173,8 +172,9 @@ struct Rows {
     void *y, *total;
     int64_t rows, width, inner, outer_stride, per_task;
     float eps, offset;  // of norms
-    int32_t act;  // 0 silu, 1 gelu_tanh, 2 gelu, SWIGLU_OAI, RELU2, CLAMP, CUT; ALONE more: x has no second half. Of rotary positions:
+    int32_t act;  // 0 silu, 1 gelu_tanh, 2 gelu, SWIGLU_OAI, RELU2, CLAMP, CUT, SITU; ALONE more: x has no second half. Of rotary positions:
     // 1, pairs lie side by side.
+    float most, most_up;  // of gates, the bounds: of CLAMP and CUT the first one, of SITU b and c
     // Of gates: weight, if there is one, is [experts, 2 width], added to both halves by each row's expert, in positions.
     // Rotary positions: x and residual are q and k, with `inner` and `other_inner` heads. weight is the table.
     int64_t other_inner, other_stride, rotary;
@@ -323,13 +323,13 @@ struct Source {
     int64_t columns, size, block_stride, token_stride, group_stride;
 };
 // Attention of N tokens to listed keys: the last `window` of `near`, then those of `far` that are chosen, or whole blocks of keys of
-// it. whole: the first `window` of `near`, of each sequence `lengths` by its first block, if that is not null.
+// it. whole: the first `window` of `near`, for every token.
 struct Reads {
     int64_t type, tokens, heads, groups, parts, dim, width, q_stride, window, listed, block, whole;  // parts: tasks of a token
     Source near, far, values;        // values: held null where a key's first `width` numbers are its value
     const int32_t *seq, *positions;  // [tokens]
     const int32_t* chosen;           // [tokens, groups, listed], -1: none
-    const float *sinks, *lengths;    // [heads] or null; [blocks] or null
+    const float* sinks;              // [heads] or null
     const void* q;                   // [tokens, heads, dim], tokens q_stride apart
     void* y;                         // [tokens, heads, width]
     float scale;

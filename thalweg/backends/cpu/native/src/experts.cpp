@@ -170,11 +170,16 @@ int64_t per_task(Context* c, int64_t rows, int64_t bytes) {
     return share > least ? share : least;
 }
 
+struct Gate {  // as Rows has it
+    int act;
+    float most, most_up;
+};
+
 // See thalweg_experts. adapters: or null.
-void mix(Context* c, const Weight* gate_up, const Weight* down, int64_t experts, int64_t inner, int act, int type, const void* x,
+void mix(Context* c, const Weight* gate_up, const Weight* down, int64_t experts, int64_t inner, Gate gate, int type, const void* x,
          int64_t tokens, const int32_t* ids, const float* weights, int64_t k, void* out, const void* bias, const Adapters* adapters) {
     const int64_t hidden = gate_up->k, pairs = tokens * k, bytes = Type(type) == Type::bf16 ? 2 : 4;
-    const int64_t between = act & ALONE ? inner : 2 * inner;
+    const int64_t between = gate.act & ALONE ? inner : 2 * inner;
     const int64_t fit = ROWS_BYTES / (4 * (hidden > between ? hidden : between)) / 128 * 128;
     const int64_t most = fit > ROWS_LEAST ? fit : ROWS_LEAST, rows = pairs < most ? pairs : most, few = experts < rows ? experts : rows;
     Linear unused{};
@@ -222,7 +227,8 @@ void mix(Context* c, const Weight* gate_up, const Weight* down, int64_t experts,
         multiply(c, gate_up, experts, between, Type(type), w.x, s.rows, w.ready, w.shares, p, w.both);
         if (adapters) adapt(c, *adapters, w, from, k, experts, false, Type(type), w.x, hidden, w.both, between);
         Rows g{};
-        g.type = Type(type), g.x = w.both, g.y = w.middle, g.rows = s.rows, g.width = inner, g.inner = 1, g.act = act;
+        g.type = Type(type), g.x = w.both, g.y = w.middle, g.rows = s.rows, g.width = inner, g.inner = 1;
+        g.act = gate.act, g.most = gate.most, g.most_up = gate.most_up;
         g.weight = bias, g.positions = w.of, g.per_task = per_task(c, s.rows, inner * 16);
         for (int64_t i = 0; i < p.count && bias; ++i)
             for (int64_t r = w.shares[i].from; r < w.shares[i].to; ++r) w.of[r] = int32_t(w.shares[i].expert);
@@ -240,22 +246,23 @@ void mix(Context* c, const Weight* gate_up, const Weight* down, int64_t experts,
 
 // out [tokens, H] = the sum over each token's k experts of weight * down(act(gate(x)) * up(x)); x [tokens, H], ids and weights
 // [tokens, k]. gate_up: a packed weight of `experts` matrices with 2 inner outputs, and down with H, each matrix in whole
-// panels. act: as thalweg_gate's; with ALONE experts are down(act(up(x))), and gate_up's matrices have inner outputs. type: of x,
+// panels. act, most, most_up: as thalweg_gate's; with ALONE experts are down(act(up(x))), and gate_up's matrices have inner outputs. type: of x,
 // out and bias, and of dense weights. bias [experts, 2 inner]: of gate_up, or null.
-EXPORT void thalweg_experts(Context* c, const Weight* gate_up, const Weight* down, int64_t experts, int64_t inner, int act, int type,
-                            const void* x, int64_t tokens, const int32_t* ids, const float* weights, int64_t k, void* out, const void* bias) {
-    mix(c, gate_up, down, experts, inner, act, type, x, tokens, ids, weights, k, out, bias, nullptr);
+EXPORT void thalweg_experts(Context* c, const Weight* gate_up, const Weight* down, int64_t experts, int64_t inner, int act, float most,
+                            float most_up, int type, const void* x, int64_t tokens, const int32_t* ids, const float* weights, int64_t k,
+                            void* out, const void* bias) {
+    mix(c, gate_up, down, experts, inner, {act, most, most_up}, type, x, tokens, ids, weights, k, out, bias, nullptr);
 }
 
 // The same with y + B (A x) of each product, by the adapter of the token's slot. gate_up_a [slots, experts, 2 rank, H], gate_up_b
 // [slots, experts, rank, 2 inner], down_a [slots, experts, rank, inner], down_b [slots, experts, rank, H]: of x's type. ranks
 // [slots, experts, 3].
 EXPORT void thalweg_lora_experts(Context* c, const Weight* gate_up, const Weight* down, int64_t experts, int64_t inner, int act,
-                                 int type, const void* x, int64_t tokens, const int32_t* ids, const float* weights, int64_t k,
+                                 float most, float most_up, int type, const void* x, int64_t tokens, const int32_t* ids, const float* weights, int64_t k,
                                  void* out, const int32_t* slots, const void* gate_up_a, const void* gate_up_b, const void* down_a,
                                  const void* down_b, const int32_t* ranks, int64_t rank) {
     const Adapters adapters{slots, gate_up_a, gate_up_b, down_a, down_b, ranks, rank};
-    mix(c, gate_up, down, experts, inner, act, type, x, tokens, ids, weights, k, out, nullptr, &adapters);
+    mix(c, gate_up, down, experts, inner, {act, most, most_up}, type, x, tokens, ids, weights, k, out, nullptr, &adapters);
 }
 
 // The k best experts of each row of logits [rows, experts], best first, and their weights, ids and weights [rows, k]; bias
