@@ -265,7 +265,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Lfm2VlForConditionalGeneration": f"{_FAMILIES}.lfm2_vl:lfm2_vl",
     "Lfm3ForCausalLM": f"{_FAMILIES}.lfm3:lfm3",
     "Lfm3VlForConditionalGeneration": f"{_FAMILIES}.lfm3:lfm3_vl",
-    "LEDForConditionalGeneration": f"{_FAMILIES}.led:led",
+    "LEDForConditionalGeneration": f"{_FAMILIES}.led:led_conditional",
     "LightOnOCRForConditionalGeneration": f"{_FAMILIES}.lighton_ocr:lighton_ocr",
     "LightOnOcrForConditionalGeneration": f"{_FAMILIES}.lighton_ocr:lighton_ocr",
     "Llama4ForCausalLM": f"{_FAMILIES}.llama4:llama4",

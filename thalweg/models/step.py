@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +80,25 @@ def _alloc_caches(
     return [tuple(next(made) for _ in each) if isinstance(each, tuple) else next(made) for each in layouts]
 
 
+def _bind_entry(
+    model: Model, binder: Binder, write: Callable[..., Array]
+) -> Callable[[StepBatch, Array], tuple[StepBatch, Array]]:
+    """(batch, history) -> the batch with known tokens, and the history with these. write: `ops.history_write`."""
+    resolve = binder.bind(ops.resolve_tokens)
+    enter = binder.offer(ops.enter_tokens, max_len=model.max_len)
+
+    def enter_batch(batch: StepBatch, history: Array) -> tuple[StepBatch, Array]:
+        if enter is not None:
+            tokens, positions, history = enter(batch.tokens, history, batch.slots, batch.token_seq, batch.positions)
+            return replace(batch, positions=positions, tokens=tokens), history
+        slots = batch.slots.index_select(0, batch.token_seq)
+        positions = batch.positions.clamp(max=model.max_len - 1)  # padding may count on past the longest sequence
+        batch = replace(batch, positions=positions, tokens=resolve(batch.tokens, history, slots, positions))
+        return batch, write(history, slots, batch.positions, batch.tokens)
+
+    return enter_batch
+
+
 def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Proposer | None = None) -> Step:
     """The step function of a model: resolves and records token ids, runs the model, samples, scores prompt tokens. With another
     tail it ends with a vector of each sequence, and of requested tokens. proposer: the tail of steps with the part
@@ -88,22 +107,11 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str, proposer: Pro
         return _stage_step(model)
     if model.pools:
         return _pooling_step(model)
-    resolve = binder.bind(ops.resolve_tokens)
     write = binder.bind(ops.history_write)
-    enter = binder.offer(ops.enter_tokens, max_len=model.max_len)
+    enter_batch = _bind_entry(model, binder, write)
     sampler = Sampler(binder, vocab=model.vocab, logprobs_mode=logprobs_mode)
     depth = getattr(model, "depth", None)
     tapped = getattr(model.spec, "states_before", 0) - 1
-
-    def enter_batch(batch: StepBatch, history: Array) -> tuple[StepBatch, Array]:
-        """The batch with known tokens, and the history with these."""
-        if enter is not None:
-            tokens, positions, history = enter(batch.tokens, history, batch.slots, batch.token_seq, batch.positions)
-            return replace(batch, positions=positions, tokens=tokens), history
-        slots = batch.slots.index_select(0, batch.token_seq)
-        positions = batch.positions.clamp(max=model.max_len - 1)  # padding may count on past the longest sequence
-        batch = replace(batch, positions=positions, tokens=resolve(batch.tokens, history, slots, positions))
-        return batch, write(history, slots, batch.positions, batch.tokens)
 
     def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
         history, seen = state["history"], batch.get(History)

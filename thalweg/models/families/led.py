@@ -14,7 +14,7 @@ from thalweg.models.spec import LearnedEmbedding, Mixer, ModelSpec, Names
 NAME = "self_attn.longformer_self_attn."
 
 
-def led(config: Config) -> ModelSpec:
+def led_conditional(config: Config) -> ModelSpec:
     hidden, count = hidden_size(config), integer(config, "encoder_layers", high=1000)
     windows = widths(config.get("attention_window", 512), count)
     rows = integer(config, "max_encoder_position_embeddings", high=1 << 16, default=16_384)
