@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -22,6 +23,13 @@ def resize(video: torch.Tensor, size: list[int], interpolation: int, antialias: 
     flat = video.reshape(-1, *video.shape[-3:]).permute(0, 2, 3, 1).numpy()
     made = [np.array(Image.fromarray(each).resize((size[1], size[0]), interpolation)) for each in flat]
     return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).reshape(*video.shape[:-2], *size)
+
+
+def resize_floats(frames: torch.Tensor, size: tuple[int, int], mode: str, **more: Any) -> torch.Tensor:
+    """In the place of torch's function: of 8-bit pixels, as images are resized."""
+    assert mode == "bicubic"
+    assert more["antialias"]
+    return resize(frames.to(torch.uint8), list(size), Image.Resampling.BICUBIC, True).float()
 
 
 class PillowVideo:
@@ -65,13 +73,16 @@ class PillowVideo:
         keys = ("resample", "do_resize", "do_rescale", "do_normalize", "do_pad", "image_mean", "image_std", "patch_size")
         keys += ("temporal_patch_size", "merge_size", "max_soft_tokens", "pooling_kernel_size", "do_center_crop", "crop_size")
         size = getattr(self, "size", None)
-        made = self._preprocess(
+        with mock.patch.object(torch.nn.functional, "interpolate", resize_floats):
+            return metadata, dict(self.process(film, chosen, size, keys))
+
+    def process(self, film: np.ndarray, chosen: np.ndarray, size: Any, keys: tuple[str, ...]) -> Any:
+        return self._preprocess(
             videos=[torch.from_numpy(film[chosen]).permute(0, 3, 1, 2)],
             size=size if size is None or isinstance(size, SizeDict) else SizeDict(**size),
             rescale_factor=self.rescale_factor or 1 / 255, return_tensors="pt",
             **{key: getattr(self, key) for key in keys if hasattr(self, key)},
         )  # fmt: skip
-        return metadata, dict(made)
 
 
 @functools.cache

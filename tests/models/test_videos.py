@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import json
 from dataclasses import dataclass, field
@@ -26,8 +27,10 @@ from thalweg.errors import RequestError  # noqa: E402
 from thalweg.media.decoders.video_process import choose_views  # noqa: E402
 from thalweg.media.kinds.base import MediaSettings, MediaSource  # noqa: E402
 from thalweg.media.kinds.video import VideoReader  # noqa: E402
+from thalweg.media.patches import merge_order  # noqa: E402
 from thalweg.media.videos import AnyVideo, VideoFacts, load_video_processor  # noqa: E402
 from thalweg.media.videos.stills import spell  # noqa: E402
+from thalweg.models import registry  # noqa: E402
 
 NEW, FPS = 6, 4.0
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, prompt_logprobs=0)
@@ -120,6 +123,12 @@ CASES = {
         {"fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>", "image_token": "<image>",
          "image_seq_len": 1},
     ),
+    "nemotron-omni": Watching(
+        "nemotron_h_omni", "NemotronH_Omni_Reasoning_V3VideoProcessor",
+        {"patch_size": 4, "video_target_num_patches": 60, "norm_mean": [0.4] * 3, "norm_std": [0.6] * 3}, "<video>",
+        "NemotronH_Omni_Reasoning_V3Processor", {"num_frames": 3},
+        {"image_start_token": "<img>", "image_end_token": "</img>", "image_token": "<image>", "video_temporal_patch_dim": 2},
+    ),
     "perception-lm": Watching(
         "perception_lm", "PerceptionLMVideoProcessor", SQUARE, "<|video|>", "PerceptionLMProcessor", {"num_frames": 3},
         {"patch_size": 7, "pooling_ratio": 2},
@@ -139,7 +148,7 @@ CASES = {
 }  # fmt: skip
 
 
-RECURRENT = ("interns2-preview", "lfm3-vl", "qwen3.5", "qwen4-exp")
+RECURRENT = ("interns2-preview", "lfm3-vl", "nemotron-omni", "qwen3.5", "qwen4-exp")
 
 
 def scene(count: int, width: int, height: int, seed: int = 0) -> np.ndarray:
@@ -173,7 +182,8 @@ def written(name: str, metadata: Any, made: dict[str, Any], reads: Any) -> str:
     made = {**made, "video_metadata": [metadata]}
     if "video_grid_thw" in made:
         made["video_grid_thw"] = made["video_grid_thw"].numpy()
-    return str(whole.replace_video_token(made, 0))
+    more = {"num_frames": len(metadata.frames_indices), "video_metadata": metadata} if "num_tokens" in made else {}
+    return str(whole.replace_video_token(made, 0, **more))
 
 
 LENGTHS = ((12, 60, 40, 4.0), (3, 33, 50, 25.0), (200, 20, 90, 7.5), (90, 64, 64, 1.0), (2000, 40, 40, 0.4), (2, 30, 29, 30.0))
@@ -212,6 +222,13 @@ def patches_of(name: str, made: dict[str, Any]) -> np.ndarray:
     """Patches of transformers' frames, in our order."""
     if "video_grid_thw" in made:
         return made["pixel_values_videos"].numpy()
+    if "num_tokens" in made:  # pairs of frames
+        frames = made["pixel_values_videos"].numpy()
+        frames = np.concatenate([frames, frames[-1:]])[: len(frames) // 2 * 2 + len(frames) % 2 * 2]
+        rows, columns = (edge // 4 for edge in frames.shape[2:])
+        cut = frames.reshape(len(frames) // 2, 6, rows, 4, columns, 4).transpose(0, 2, 4, 1, 3, 5)
+        ordered = cut.reshape(len(cut), rows * columns, -1)[:, merge_order(rows, columns, 2)]
+        return ordered.reshape(-1, ordered.shape[-1])
     if "video_position_ids" in made:
         there = (made["video_position_ids"] >= 0).all(-1)
         return 2 * (made["pixel_values_videos"][there].numpy() - 0.5)
@@ -220,6 +237,22 @@ def patches_of(name: str, made: dict[str, Any]) -> np.ndarray:
     if name in ("internvl", "perception-lm"):
         cut = np.concatenate([np.zeros_like(cut[:, :1]), cut], 1)
     return cut.reshape(-1, cut.shape[-1])
+
+
+def test_omni_models_embed_pairs_of_frames_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    seeing.settings("nemotron-omni", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    found = []
+    for frames in (2, None, 3):
+        config["vision_config"]["video_temporal_patch_size"] = frames
+        if frames is None:
+            del config["vision_config"]["video_temporal_patch_size"]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        read = read_config(tmp_path)
+        videos = load_video_processor(read, tmp_path)
+        assert videos is not None
+        found.append((videos.group, registry.family(read)(read).vision.video[1]))  # type: ignore[union-attr]
+    assert found == [(2, 96), (2, 96), (3, 144)]
 
 
 def test_numbers_in_words() -> None:
@@ -256,9 +289,19 @@ def part(data: bytes) -> dict[str, Any]:
     return {"type": "video_url", "video_url": {"url": "data:video/mp4;base64," + base64.b64encode(data).decode()}}
 
 
+def list_vectors(method: Any, *args: Any, **more: Any) -> Any:
+    """The output of `get_video_features`, with a tensor for each group of frames."""
+    made = method(*args, **more)
+    made.pooler_output = list(made.pooler_output)
+    return made
+
+
 def model_of(name: str, path: Path) -> tuple[Any, Any]:
     """The model of transformers, saved, and its video processor."""
     model = seeing.make(name, path)
+    if name == "nemotron-omni":  # transformers concatenates a tensor as if it were a list of tensors
+        for part in (each for each in model.modules() if hasattr(each, "get_video_features")):
+            part.get_video_features = functools.partial(list_vectors, part.get_video_features)
     reads = processors(name, path)[1]
     tokenizer = json.loads((path / "tokenizer_config.json").read_text())
     added = ELSE.replace("MARKER", CASES[name].marker)
@@ -286,7 +329,7 @@ class Oracle:
         name = self.name
         out = seeing.given(name, ids, images)
         metadata, made = self.reads.read(self.film, self.fps, **CASES[name].asked)
-        made = {k: v for k, v in made.items() if k != "num_soft_tokens_per_video"}
+        made = {k: v for k, v in made.items() if k not in ("num_soft_tokens_per_video", "num_patches", "num_tokens")}
         if name == "internvl":
             frames = made.pop("pixel_values_videos")[0]
             out["pixel_values"] = torch.cat([*([out["pixel_values"]] if images else []), frames])
@@ -348,7 +391,7 @@ def test_answers_about_videos_are_those_of_transformers(name: str, tmp_path: Pat
     image = Image.fromarray(scene(1, 30, 40, 5)[0])
     still, text = {"type": "image_pil", "image_pil": image}, {"type": "text", "text": "?"}
     chats: list[tuple[list[Any], list[Any]]] = [([], [part(data), text]), ([image], [text, part(data), still])]
-    if name in ("smolvlm", "glm4v", "glm4v-moe", "glm4.6v", "internvl"):
+    if name in ("nemotron-omni", "smolvlm", "glm4v", "glm4v-moe", "glm4.6v", "internvl"):
         chats = chats[:1]  # images and videos share a token, and theirs mixes them up
     llm = engine(name, tmp_path)
     try:

@@ -180,16 +180,16 @@ def pooled_windows(p: Molmo2, views: Sequence[np.ndarray], grids: Sequence[np.nd
     return made
 
 
-def cropped_places(p: NemotronOmni | NemotronTiles, view: np.ndarray) -> PatchInputs:
+def cropped_places(p: NemotronOmni | NemotronTiles, view: np.ndarray, *frames: np.ndarray) -> PatchInputs:
     """A table of places, stretched over a square with the longer edge of the image, of which the image has a corner. Learned
-    vectors precede the patches: the first rows of the table."""
+    vectors precede the patches: the first rows of the table. frames: those of a video that are encoded with the first."""
     rows, columns = (edge // p.patch for edge in view.shape[:2])
     down, across = np.divmod(np.arange(rows * columns, dtype=I32), columns)
     edge = max(rows, columns)
     place, share = spread(down * I32(edge) + across, edge, edge, p.table, cubic=False)
     before, only = np.zeros((p.first, 4), I32), np.zeros((p.first, 4), F32)
     before[:, 0], only[:, 0] = np.arange(p.first), 1
-    value = cut(normalize(view, p), p.patch)
+    value = np.concatenate([cut(normalize(each, p), p.patch) for each in (view, *frames)], 1)
     return PatchInputs(
         np.concatenate([np.zeros((p.first, value.shape[1]), F32), value]), [p.first + len(value)],
         I32(p.first) + merge_order(rows, columns, p.merge), place=np.concatenate([before, place + I32(p.first)]),

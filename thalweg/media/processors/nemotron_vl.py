@@ -133,7 +133,7 @@ class NemotronOmni(ImageProcessor, frozen=True, kw_only=True):
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
-        return patches.cropped_places(self, views[0])
+        return patches.cropped_places(self, *views)
 
 
 def nemotron_nano_vl(config: Config, said: Config) -> NemotronTiles:

@@ -14,6 +14,7 @@ from thalweg.media.processors import Processor
 from thalweg.media.processors import processor as image_processor
 from thalweg.media.processors.tokens import load_tokens
 from thalweg.media.videos.base import FILE, VideoFacts
+from thalweg.media.videos.nemotron import NemotronVideo, nemotron_omni
 from thalweg.media.videos.qwen import (
     Glm46Video,
     GlmVideo,
@@ -46,8 +47,8 @@ from thalweg.media.videos.stills import (
 __all__ = ["VIDEOS", "AnyVideo", "VideoFacts", "load_video_processor"]
 
 AnyVideo = (
-    Gemma4Video | Glm46Video | GlmVideo | InstructBlipVideo | InternVLVideo | LlavaVideo | QwenVideo | SmolVLMVideo
-    | StampedVideo | TiledVideo
+    Gemma4Video | Glm46Video | GlmVideo | InstructBlipVideo | InternVLVideo | LlavaVideo | NemotronVideo | QwenVideo
+    | SmolVLMVideo | StampedVideo | TiledVideo
 )  # fmt: skip
 VIDEOS: Mapping[str, Callable[[Config, Processor, Config], AnyVideo]] = {
     "CohereCompassForConditionalGeneration": cohere_compass,
@@ -64,6 +65,9 @@ VIDEOS: Mapping[str, Callable[[Config, Processor, Config], AnyVideo]] = {
     "InternVLForConditionalGeneration": internvl,
     "Lfm3VlForConditionalGeneration": lfm3_vl,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
+    "NemotronH_Nano_Omni_Reasoning_V3": nemotron_omni,
+    "NemotronH_Omni_Reasoning_V3": nemotron_omni,
+    "NemotronH_Super_Omni_Reasoning_V3": nemotron_omni,
     "PerceptionLMForConditionalGeneration": perception_lm,
     "Qwen2VLForConditionalGeneration": qwen2_vl,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,

@@ -11,14 +11,14 @@ import msgspec
 from thalweg.checkpoint.config import Config, integer, real
 from thalweg.media.processors import Processor, Size
 from thalweg.media.processors.base import settings
-from thalweg.media.videos.frames import LlavaFrame, QwenFrame
+from thalweg.media.videos.frames import LlavaFrame, NemotronFrame, QwenFrame
 
 if TYPE_CHECKING:
     import numpy as np
 
     from thalweg.media.patches import PatchInputs
 
-Frame = Processor | LlavaFrame | QwenFrame
+Frame = Processor | LlavaFrame | NemotronFrame | QwenFrame
 """Settings of a frame."""
 MOST_FRAMES = 768
 """Frames of a video that a model is shown."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape
 from thalweg.media.processors.cosmos3 import Cosmos3Edge
 from thalweg.media.processors.lfm3_vl import Lfm3
+from thalweg.media.processors.nemotron_vl import NemotronOmni
 from thalweg.media.processors.qwen_vl import Glm4v, QwenVL
 
 if TYPE_CHECKING:
@@ -78,6 +79,26 @@ class LlavaFrame(ImageProcessor, frozen=True, kw_only=True):
         made = patches.square(self, views, False, False)
         made.mix, made.part = anyres.halve(self.side // self.patch, last)
         return made
+
+
+class NemotronFrame(NemotronOmni, frozen=True, kw_only=True):
+    """Nemotron 3 Omni: the ratio of a frame, near a number of patches."""
+
+    target: int
+    """Patches of a frame."""
+    square: bool
+
+    def views(self, width: int, height: int) -> tuple[View, ...]:
+        check_shape(width, height)
+        if self.square:
+            side = max(self.merge, int(math.sqrt(self.target)) // self.merge * self.merge)
+            return (View(((side * self.patch, side * self.patch),)),)
+        ratio = width / height
+        columns, rows = (max(round(math.sqrt(n)), 1) for n in (self.target * ratio, self.target / ratio))
+        up = tuple(n + -n % self.merge for n in (columns, rows))
+        down = tuple(max(self.merge, n - n % self.merge) for n in (columns, rows))
+        wide, high = up if up[0] * up[1] <= self.target else down
+        return (View(((wide * self.patch, high * self.patch),)),)
 
 
 def stack(image: QwenVL | Glm4v | Cosmos3Edge | Lfm3, shown: int) -> QwenFrame:

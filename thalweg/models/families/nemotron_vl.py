@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from thalweg.checkpoint.config import Config, integer, text
+from thalweg.checkpoint.config import Config, architecture, integer, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors.base import shuffle
 from thalweg.media.processors.nemotron_vl import canonical_vision
@@ -31,7 +31,9 @@ def nemotron_vl(config: Config) -> ModelSpec:
 
 
 def _tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
+    """Omni models embed pairs of frames, unless the file names another number."""
     around, said = outer_config(config), canonical_vision(vision_config(config))
+    said = {"video_temporal_patch_size": 2, **said} if "Omni" in architecture(config) else said
     if text(around, "ps_version", "v2") != "v2":
         raise UnsupportedModelError("config.json: ps_version: this version only supports v2")
     merge = shuffle(around, "downsample_ratio")

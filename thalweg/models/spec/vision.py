@@ -167,6 +167,8 @@ class VisionSpec:
     kernel: tuple[int, ...]
     """Channels, (pictures,) rows and columns of a patch."""
     patch_bias: bool = False
+    video: tuple[str, int] = ("", 0)
+    """The matrix that embeds patches of several frames, and the number of their values. It has no bias."""
     root: str = "model.vision_tower."
     layer: str = "layers.{}."
     whole: str = ""
@@ -268,6 +270,8 @@ class VisionSpec:
         }
         if self.shrinks is not None:
             made["shrinks"] = self.shrinks[1].weights()
+        if self.video[0]:
+            made["video"] = {"weight": convolution(f"{self.root}{self.video[0]}", self.hidden, (self.video[1],))}
         if self.patch_bias:
             made["patch"]["bias"] = vector(f"{name}.bias", self.hidden)
         if self.whole:

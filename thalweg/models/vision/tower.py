@@ -141,6 +141,7 @@ class VisionEncoder:
         ctx = ctx.of_encoder()
         self.spec = s
         self._patch = Linear(ctx, weights["patch"])
+        self._video = Linear(ctx, weights["video"]) if s.video[0] else None
         self._places = ctx.bind(ops.embed, vocab=s.rows, size=s.hidden) if s.places else None
         self._embed_norm = None if s.embedded is None else build_norm(ctx, s.embedded, weights["embedded"])
         self._enter = None if s.enter is None else build_norm(ctx, s.enter, weights["enter"])
@@ -158,6 +159,8 @@ class VisionEncoder:
             "projector": self._projector.specs,
             "taps": {i: tap.specs for i, tap in self._taps.values()},
         }
+        if self._video is not None:
+            self.specs["video"] = self._video.specs
         if self._shrinks is not None:
             self.specs["shrinks"] = self._shrinks.specs
         self._pool = None if s.pool is None else AttentionPool(ctx, s.pool, weights["pool"])
@@ -278,7 +281,11 @@ class VisionEncoder:
 
     def _embed_patches(self, params: Params, patches: Patches) -> Array:
         table = None
-        x = self._patch(params["patch"], patches.value.to(self._dtype(params)), None)
+        value = patches.value.to(self._dtype(params))
+        if self._video is not None and value.shape[1] == self.spec.video[1]:
+            x = self._video(params["video"], value, None)
+        else:
+            x = self._patch(params["patch"], value, None)
         if self._embed_norm is not None:
             x = self._embed_norm(params["embedded"], x)
         if self.spec.whole:

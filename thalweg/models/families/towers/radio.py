@@ -3,7 +3,7 @@ square."""
 
 from __future__ import annotations
 
-from thalweg.checkpoint.config import Config, flag, real
+from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors.nemotron_vl import prefix_rows, table_side
 from thalweg.models.families.towers.common import act, sees_all, size
@@ -32,14 +32,16 @@ def radio(said: Config, projector: ProjectorSpec, normed: bool) -> tuple[VisionS
             mixer=LayerNorm("norm1", hidden, e), mixer_out=after[0], ffn=LayerNorm("norm2", hidden, e), ffn_out=after[1]
         ),
     )  # fmt: skip
-    first = prefix_rows(said)
+    first, channels = prefix_rows(said), size(said, "num_channels", 3)
+    frames = integer(said, "video_temporal_patch_size", high=16) if said.get("video_temporal_patch_size") else 0
     return VisionSpec(
         hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 32), projector=projector, root=ROOT,
-        patch="patch_generator.embedder", kernel=(size(said, "num_channels", 3) * patch**2,), layer="blocks.{}.",
+        patch="patch_generator.embedder", kernel=(channels * patch**2,), layer="blocks.{}.",
         places="patch_generator.pos_embed", rows=first + table_side(said) ** 2, stacks=1,
         prefix=("patch_generator.cls_token.token", first),
+        video=("patch_generator.video_embedder", frames * channels * patch**2) if frames else ("", 0),
         leave=LayerNorm("norm", hidden, e, bias=False, weight=False) if normed else None,
     ), (
-        f"{ROOT}patch_generator.video_embedder.", f"{STORED}input_conditioner.", f"{STORED}summary_idxs",
-        "vision_final_layernorm.",
+        *(() if frames else (f"{ROOT}patch_generator.video_embedder.",)), f"{STORED}input_conditioner.",
+        f"{STORED}summary_idxs", "vision_final_layernorm.",
     )  # fmt: skip
