@@ -122,6 +122,10 @@ REST: dict[str, tuple[Any, dict[str, Any]]] = {
         transformers.ModernBertDecoderConfig,
         {"num_hidden_layers": 4, "local_attention": 18, "pad_token_id": 0, "classifier_bias": True, "norm_bias": True},
     ),
+    "jetmoe": (
+        transformers.JetMoeConfig,
+        {"kv_channels": 16, "num_local_experts": 5, "num_experts_per_tok": 3, "intermediate_size": 24, "rms_norm_eps": 1e-4},
+    ),
     "bert-lm": (transformers.BertConfig, {"is_decoder": True, "pad_token_id": 0, "type_vocab_size": 3}),
     "bert-lm-untied": (transformers.BertConfig, {"is_decoder": True, "pad_token_id": 0, "tie_word_embeddings": False}),
     "bert-generation": (transformers.BertGenerationConfig, {"is_decoder": True, "pad_token_id": 0}),

@@ -238,6 +238,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Jais2ForCausalLM": f"{_FAMILIES}.jais2:jais2",
     "JambaForCausalLM": f"{_FAMILIES}.jamba:jamba",
     "JanusForConditionalGeneration": f"{_FAMILIES}.janus:janus",
+    "JetMoeForCausalLM": f"{_FAMILIES}.jetmoe:jetmoe",
     "JinaBertForMaskedLM": f"{_FAMILIES}.jina_bert:jina_bert",
     "JinaBertForSequenceClassification": f"{_FAMILIES}.jina_bert:jina_bert_classifier",
     "JinaBertModel": f"{_FAMILIES}.jina_bert:jina_bert",

@@ -24,6 +24,7 @@ from thalweg.models.layers.delay import DelayScaledMLP
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.differential import DifferentialAttention
 from thalweg.models.layers.disentangled import DisentangledAttention
+from thalweg.models.layers.expert_attention import ExpertAttention
 from thalweg.models.layers.gated_streams import GatedResidual
 from thalweg.models.layers.grid_conv import GridConv
 from thalweg.models.layers.head_mamba import HeadMamba
@@ -77,6 +78,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.DeltaNet: GatedDeltaNet,
     spec.DifferentialAttention: DifferentialAttention,
     spec.DisentangledAttention: DisentangledAttention,
+    spec.ExpertAttention: ExpertAttention,
     spec.GatedRecurrence: GatedRecurrence,
     spec.GridConv: GridConv,
     spec.HeadMamba: HeadMamba,

@@ -34,6 +34,7 @@ from thalweg.models.spec.disentangled import DisentangledAttention, Distances
 from thalweg.models.spec.disentangled_clip import DisentangledClipSpec
 from thalweg.models.spec.engram import EngramInput
 from thalweg.models.spec.entrances import FrameConvolutions, FrameProjection, SampleConvolutions
+from thalweg.models.spec.expert_attention import ExpertAttention
 from thalweg.models.spec.fastconformer import FastConformerSpec, LanguagePrompt
 from thalweg.models.spec.frame_source import FrameSource
 from thalweg.models.spec.gated_source import GatedSource
@@ -160,6 +161,7 @@ __all__ = [
     "Distances",
     "EmbedProjection",
     "EngramInput",
+    "ExpertAttention",
     "FastConformerSpec",
     "FrameConvolutions",
     "FrameProjection",
