@@ -105,10 +105,15 @@ SECTIONS: Mapping[str, tuple[Feature, ...]] = {
         Feature("[Word timestamps](audio.md#long-audio) in transcripts", "RUUUN", ("tests/models/test_word_times.py",)),
         Feature("[Video input](video.md) in chat, 20 architectures", "RUUUU", ("tests/models/test_videos.py",)),
         Feature(
-            "[Speech output](audio.md#speech) (VITS, MMS-TTS, CSM, Qwen3-Omni's talker)",
+            "[Speech output](audio.md#speech) (VITS, MMS-TTS, CSM), [spoken answers](audio.md#spoken-answers) (Qwen3-Omni)",
             "RUUUN",
-            ("tests/models/test_vits.py", "tests/models/test_csm.py", "tests/models/test_omni_talker.py"),
-            note="Qwen3-Omni speaks its answers in chat",
+            (
+                "tests/models/test_vits.py",
+                "tests/models/test_csm.py",
+                "tests/models/test_omni_talker.py",
+                "tests/models/test_spoken_answers.py",
+                "tests/server/audio/test_spoken_chat.py",
+            ),
         ),
     ),
     "Weights": (

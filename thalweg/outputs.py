@@ -150,6 +150,16 @@ class RequestMetrics:
 
 
 @dataclass(slots=True)
+class PromptStates:
+    """Hidden states that a talker reads, those before one of the layers."""
+
+    values: np.ndarray
+    """f32[tokens, hidden], of the last tokens of the prompt."""
+    inputs: Sequence[Any]
+    """Each `engine.messages.Input` of the prompt, without its arrays."""
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """Everything about one request so far."""
 
@@ -172,9 +182,8 @@ class RequestOutput:
     alignment: np.ndarray | None = None
     """f32[tokens, heads * frames]: weights with which prompt tokens attend to the audio, in the heads that align both. With
     "alignment" in extra_args, from the token it names. None elsewhere."""
-    states: np.ndarray | None = None
-    """f32[tokens, hidden]: hidden states of prompt tokens that a talker reads, those before one of the layers. With "states" in
-    extra_args, from the token it names. None elsewhere."""
+    states: PromptStates | None = None
+    """With "states" in extra_args, of prompt tokens from the one it names. None elsewhere."""
 
     @property
     def encoder_prompt(self) -> None:

@@ -10,6 +10,7 @@ import hearing
 import numpy as np
 import omni_zoo
 import pytest
+from PIL import Image
 from test_omni_talker import ASKED, answer_theirs, read_prompt
 
 from thalweg import LLM, SamplingParams
@@ -82,10 +83,35 @@ def test_answers_to_sounds_are_those_of_transformers(tmp_path: Any) -> None:
         assert choice.audio.samples.shape == wave.shape
         assert np.abs(choice.audio.samples - wave).max() < 1e-4
         assert plain.states is None
-    spoken.states = np.zeros_like(spoken.states)
+    spoken.states.values[:] = 0
     (other,) = llm._talker.speak_answers([spoken], SpeechSettings(voice="chelsie", temperature=0))
     size = min(len(other.samples), len(wave))
     assert np.abs(other.samples[:size] - wave[:size]).max() > 1e-3, "states change nothing"
+
+
+@pytest.mark.slow
+def test_answers_to_images_are_those_of_transformers(tmp_path: Any) -> None:
+    """In the user's turns, with positions along several axes. transformers cannot speak of images and audio together."""
+    path = omni_zoo.make_omni(tmp_path, ending=-0.1)
+    llm, model = open_omni(path, max_model_len=256, max_num_batched_tokens=48), omni_zoo.load_omni(path)
+    rng = np.random.default_rng(5)
+    images = [Image.fromarray(rng.integers(0, 255, (*size, 3), dtype=np.uint8)) for size in ((48, 64), (64, 32))]
+    first, second = ({"type": "image_pil", "image_pil": each} for each in images)
+    talk = [
+        {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}, first]},
+        {"role": "assistant", "content": [{"type": "text", "text": "yes"}]},
+        {"role": "user", "content": [second, {"type": "text", "text": "and?"}]},
+    ]
+    (output,) = llm.chat(talk, SamplingParams(temperature=0, max_tokens=14), modalities=BOTH, audio=SPOKEN, use_tqdm=False)
+    ids = list(output.prompt_token_ids)
+    said = hearing.given("qwen3-omni", ids, [], images)
+    del said["input_ids"]
+    tokens, _, wave = answer_theirs(model, ids, 40, 14, talker_repetition_penalty=1.05, **said)
+    (choice,) = output.outputs
+    assert list(choice.token_ids) == tokens
+    assert len(wave) > 100
+    assert np.abs(choice.audio.samples[: len(wave)] - wave).max() < 1e-4
 
 
 def encode(samples: np.ndarray) -> str:

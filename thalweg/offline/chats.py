@@ -9,7 +9,6 @@ from typing import Any
 
 from thalweg.engine.client.chat_turns import ChatTurns
 from thalweg.engine.client.frontend import Frontend
-from thalweg.engine.client.media import MEDIA
 from thalweg.engine.client.pairs import join_messages
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.lora import LoRARequest
@@ -175,8 +174,7 @@ class ChatMethods(Batches):
             return params  # an error where it is prepared
         if params.n > 1:
             raise RequestError("n: an answer that is spoken has one choice", "n")
-        kinds = [item.kind for item in prompt.get(MEDIA) or ()]
-        return request_states(speaker, params, prompt["prompt_token_ids"], kinds, self.llm_engine.config.model.returns_states)
+        return request_states(speaker, params, prompt["prompt_token_ids"], self.llm_engine.config.model.returns_states)
 
     @in_turn
     def preprocess_chat(

@@ -116,7 +116,7 @@ class InputProcessor:
             inputs = (transcription.make_input(mel, aligned), *inputs)
             shared = transcription.sampling(self._speech, ids, shared)
         if spoken is not None:
-            inputs, shared = (spoken,), {**shared, "eos_ids": (self._speech_end,)}
+            inputs, shared = spoken, {**shared, "eos_ids": (self._speech_end,)}
         shared = _end_with_inputs(shared, inputs, len(tokens))
         if self._source is not None:
             inputs, shared = (self._source.make_input(ids, source_media), *inputs), self._source.sampling(shared)
@@ -177,7 +177,7 @@ class InputProcessor:
             ids = self._fill(ids)
         tokens, inputs = self._arrays(ids, items, None, 1, text)
         if utterance is not None:
-            inputs = (utterance,)
+            inputs = utterance
         if pooling.encoded and items and shape.each:
             raise RequestError("task: an image has one vector with this model, and none per token", "task")
         if types is not None:
@@ -199,22 +199,26 @@ class InputProcessor:
         text, ids, _ = self._prompts.encode(rest)
         request = EngineRequest(
             handle=handle, tokens=np.array(ids, np.int32), prompt_len=len(ids), priority=priority, pool=True, encode_only=True,
-            inputs=(codes,), sampling=TokenSampling(max_tokens=1), read_prefix_cache=False,
+            inputs=codes, sampling=TokenSampling(max_tokens=1), read_prefix_cache=False,
         )  # fmt: skip
         return PoolingSubmission(request_id, text, ids, params, PoolShape("none"), request)
 
     @staticmethod
-    def _with_utterance(prompt: Any, speaks: bool) -> tuple[Any, Input | None]:
-        """A prompt, and its utterance. RequestError where the model speaks and there is none, and the other way round."""
+    def _with_utterance(prompt: Any, speaks: bool) -> tuple[Any, tuple[Input, ...] | None]:
+        """A prompt, and the inputs of its utterance. RequestError where the model speaks and there is none, and the other way
+        round."""
         found = prompt.get(UTTERANCE) if isinstance(prompt, Mapping) else None
         if (found is None) == speaks:
             why = SPOKEN if speaks else f"{UTTERANCE}: this model does not speak"
             raise RequestError(f"prompt: {why}", "prompt")
-        if found is not None and not isinstance(found, Input):
+        if found is None:
+            return prompt, None
+        made = found if isinstance(found, tuple) else (found,)
+        if not all(isinstance(each, Input) for each in made):
             raise RequestError(
                 f"prompt: {UTTERANCE}: must be what a speaker made of a text, not {type(found).__name__}", "prompt"
             )
-        return ({k: v for k, v in prompt.items() if k != UTTERANCE}, found) if found is not None else (prompt, None)
+        return {k: v for k, v in prompt.items() if k != UTTERANCE}, made
 
     def _fill(self, ids: list[int]) -> list[int]:
         """A text of this many tokens, filled up with the tokenizer's padding token."""

@@ -24,7 +24,15 @@ from thalweg.engine.messages import (
     TokenLogprobs,
     TokenVectors,
 )
-from thalweg.outputs import CompletionOutput, FlatLogprobs, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from thalweg.outputs import (
+    CompletionOutput,
+    FlatLogprobs,
+    Logprob,
+    PositionLogprobs,
+    PromptStates,
+    RequestMetrics,
+    RequestOutput,
+)
 from thalweg.params import RequestOutputKind
 from thalweg.text.detokenizer import Detokenizer
 from thalweg.text.stops import ReasoningStream, StopStream, StopStrings, automaton
@@ -424,8 +432,14 @@ class _Request:
             self.submission.handover if done and self._is_whole() else None,
             self.stored_tokens,
             None if self._returns_states else self.alignment,
-            self.alignment if self._returns_states else None,
+            self._prompt_states(),
         )
+
+    def _prompt_states(self) -> PromptStates | None:
+        if not self._returns_states or self.alignment is None:
+            return None
+        inputs = self.submission.requests[0].inputs
+        return PromptStates(self.alignment, [msgspec.structs.replace(item, data=(), vectors=None) for item in inputs])
 
     @property
     def _returns_states(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ STATES = "states"
 """Name in `SamplingParams.extra_args`."""
 FIELDS = ("voice", "format", "temperature", "seed")
 DISABLED = "modalities: this model was loaded without a part that speaks; send ['text'], or see --enable-talker"
-UNSPOKEN = "modalities: an answer to images or video cannot be spoken by this version; send ['text']"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,18 +91,14 @@ def write_file(form: str, rate: int, samples: np.ndarray) -> bytes:
     return (encoder.write(samples) if len(samples) else b"") + encoder.close()
 
 
-def request_states(
-    speaker: Speaker, params: SamplingParams, asked: Sequence[int], kinds: Collection[str], known: bool
-) -> SamplingParams:
+def request_states(speaker: Speaker, params: SamplingParams, asked: Sequence[int], known: bool) -> SamplingParams:
     """The parameters of the engine that writes an answer, so that it returns the hidden states that the speaker requires.
-    asked: tokens of the prompt. kinds: of its media. known: does that engine return any? RequestError."""
-    if set(kinds) - {SPEECH}:
-        raise RequestError(UNSPOKEN, "modalities")
+    asked: tokens of the prompt. known: does that engine return any? RequestError."""
     first = speaker.first_state(asked)
     if first is None:
         return params
     if not known:
-        raise RequestError("modalities: the talker of this model cannot read sounds; send ['text']", "modalities")
+        raise RequestError("modalities: the talker of this model reads no media; send ['text']", "modalities")
     if params.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs: not with a spoken answer to sounds; send two requests", "prompt_logprobs")
+        raise RequestError("prompt_logprobs: not with a spoken answer to media; send two requests", "prompt_logprobs")
     return replace(params, extra_args={**(params.extra_args or {}), STATES: first})

@@ -18,7 +18,7 @@ from thalweg.errors import RequestError
 from thalweg.hal.parts.utterance import Utterance
 from thalweg.hal.step import StepBatch
 from thalweg.media.part_batch import make_part_batch
-from thalweg.outputs import CompletionOutput
+from thalweg.outputs import CompletionOutput, PromptStates
 
 KIND = "utterance"
 """`Input.kind` of utterances, and the key of an input in a prompt."""
@@ -89,10 +89,10 @@ class Speaker(ABC):
         }
 
     def answer_prompt(
-        self, asked: Sequence[int], answer: Sequence[int], settings: SpeechSettings, states: np.ndarray | None = None
+        self, asked: Sequence[int], answer: Sequence[int], settings: SpeechSettings, states: PromptStates | None = None
     ) -> dict[str, Any] | None:
         """The engine's prompt for an answer of another model, of speakers of answers. asked: its prompt. answer: its tokens.
-        states: f32[n, hidden], its hidden states of the last n tokens of the prompt. None: there is nothing to speak.
+        states: its hidden states at placeholders of media. None: there is nothing to speak.
         RequestError for settings, as `check`, and for prompts without a turn to answer."""
         raise NotImplementedError
 

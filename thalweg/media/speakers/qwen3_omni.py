@@ -21,6 +21,7 @@ from thalweg.hal.parts.states import HiddenStates
 from thalweg.hal.step import StepBatch
 from thalweg.media.part_batch import make_part_batch
 from thalweg.media.speakers.base import KIND, TEXT, Speaker, SpeechSettings
+from thalweg.outputs import PromptStates
 from thalweg.text.tokenizer import Tokenizer
 
 RATE = 24_000
@@ -81,7 +82,7 @@ class OmniSpeaker(Speaker):
         return {**self._write([], [self._turn, self._assistant, self._line], units, settings), "prompt": piece}
 
     def answer_prompt(
-        self, asked: Sequence[int], answer: Sequence[int], settings: SpeechSettings, states: np.ndarray | None = None
+        self, asked: Sequence[int], answer: Sequence[int], settings: SpeechSettings, states: PromptStates | None = None
     ) -> dict[str, Any] | None:
         """Of an answer's last token, which ends it, nothing is spoken. The talker sees the user's turns only. Tokens of the
         prompt behind the beginning of the answer belong to the answer."""
@@ -95,11 +96,8 @@ class OmniSpeaker(Speaker):
         spoken = [*ids[own[-1] :].tolist(), *answer[:-1]]
         if len(spoken) <= HEADER:
             return None
-        at = np.flatnonzero(np.isin(ids[users], self._media))
-        rows = None
-        if at.size and states is not None:
-            rows = states[users[at] - (ids.size - len(states))]
-        return self._write(ids[users].tolist(), spoken[:HEADER], spoken[HEADER:], settings, at, rows)
+        media = [] if states is None else _move_media(states, ids.size, users)
+        return self._write(ids[users].tolist(), spoken[:HEADER], spoken[HEADER:], settings, media)
 
     def first_state(self, asked: Sequence[int]) -> int | None:
         ids = np.array(asked, np.int64)
@@ -114,23 +112,19 @@ class OmniSpeaker(Speaker):
 
     def _write(
         self, asked: Sequence[int], header: Sequence[int], answer: Sequence[int], settings: SpeechSettings,
-        at: np.ndarray | None = None, rows: np.ndarray | None = None,
+        media: Sequence[Input] = (),
     ) -> dict[str, Any]:  # fmt: skip
         """The talker's prompt for an answer of at least one token. asked: tokens of the user's turns. header: the HEADER tokens
-        before the answer. rows: hidden states that replace tokens of `asked`, those at positions `at`."""
+        before the answer. media: hidden states that replace tokens of `asked`."""
         if len(header) != HEADER or not answer:
             raise ValueError(f"answer: {len(header)} tokens before an answer of {len(answer)}")
         voice = self.voices.index(self._find_voice(settings.voice)) if settings.voice else 0
         ids = [self._nothing] * (len(asked) + HEADER) + [*self._head, self._voice + voice, *self._tail]
         quiet = [self._pad] * (len(self._head) + 1)
         spoken = np.array([*asked, *header, *quiet, self._begin, *answer, self._end], np.int32)
-        digest = hashlib.blake2b(TEXT.encode() + spoken.tobytes(), digest_size=16)
-        positions = np.zeros(0, np.int32) if at is None or rows is None else at.astype(np.int32)
-        data = () if rows is None else (np.ascontiguousarray(rows, np.float32),)
-        for each in data:
-            digest.update(each.tobytes())
-        item = Input(kind=TEXT, digest=digest.digest(), positions=positions, data=data, spoken=spoken)
-        return {"prompt_token_ids": ids, KIND: item}
+        digest = hashlib.blake2b(TEXT.encode() + spoken.tobytes(), digest_size=16).digest()
+        item = Input(kind=TEXT, digest=digest, positions=np.zeros(0, np.int32), spoken=spoken)
+        return {"prompt_token_ids": ids, KIND: (item, *media)}
 
     def build_batches(self, processor: Any, spec: Any, items: Sequence[Input]) -> tuple[StepBatch, ...]:
         (item,) = items
@@ -141,3 +135,20 @@ class OmniSpeaker(Speaker):
     def sampling(self, settings: SpeechSettings) -> dict[str, Any]:
         given = {} if settings.temperature is None else {"temperature": settings.temperature}
         return {**USUAL, **given, "seed": settings.seed}
+
+
+def _move_media(states: PromptStates, size: int, users: np.ndarray) -> list[Input]:
+    """Hidden states at placeholders of media, among the tokens of the user's turns. size: tokens of the prompt. users:
+    positions of those tokens in it."""
+    first, made = size - len(states.values), list[Input]()
+    for item in states.inputs:
+        at = np.searchsorted(users, item.positions)
+        if not item.positions.size or not np.array_equal(users[np.minimum(at, users.size - 1)], item.positions):
+            continue  # of the system's turn
+        rows = np.ascontiguousarray(states.values[item.positions - first], np.float32)
+        digest = hashlib.blake2b(b"states" + rows.tobytes(), digest_size=16).digest()
+        made.append(Input(
+            kind=TEXT, digest=digest, positions=at.astype(np.int32), data=(rows,), axes=item.axes, lead=item.lead,
+            tail=item.tail, extent=item.extent,
+        ))  # fmt: skip
+    return made

@@ -66,7 +66,9 @@ def _read_talker_layer(config: Config, layers: int) -> int:
     if not has_talker(config):
         return 0
     layer = integer(talker_config(config), "accept_hidden_layer", low=0, high=1 << 16, default=18)
-    return layer if layer < layers else 0
+    eye = outer_config(config).get("vision_config")
+    deep = len((eye.get("deepstack_visual_indexes") or ()) if isinstance(eye, dict) else ())
+    return layer if deep < layer < layers else 0
 
 
 def _split_qkv(config: Config) -> multimodal.Tower:

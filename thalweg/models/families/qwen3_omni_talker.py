@@ -36,7 +36,7 @@ def qwen3_omni_talker(config: Config) -> ModelSpec:
     around, part = outer_config(config), talker_config(config)
     end, prompt = stored_tokens(config)
     rows = CodeRows(stored=integer(config, "vocab_size"), codes=count_codes(config), end=end, prompt=prompt)
-    spec = qwen3_moe(multimodal.one_axis(config))
+    spec = multimodal.with_axes(qwen3_moe(multimodal.one_axis(config)), config, mixed=True)
     inner = integer(config, "shared_expert_intermediate_size", high=MOST)
     layers = [_with_shared(layer, config, inner) for layer in spec.layers]
     assert len(layers) == layer_count(config)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thalweg.engine.client.media import MEDIA
 from thalweg.errors import RequestError
 from thalweg.media.speakers.answers import DISABLED, FIELDS, SPEECH, SpokenAnswer, find_encoder, read_modalities, request_states
 from thalweg.media.speakers.base import Speaker
+from thalweg.outputs import PromptStates
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
@@ -35,7 +35,7 @@ class AnswerSpeaker:
         self._talker, self._speaker = talker, speaker
 
     async def samples(
-        self, job_id: str, asked: Sequence[int], answer: Sequence[int], states: np.ndarray | None = None
+        self, job_id: str, asked: Sequence[int], answer: Sequence[int], states: PromptStates | None = None
     ) -> AsyncGenerator[np.ndarray, None]:
         """f32[n] of the next part of the speech, as they are computed. asked: tokens of the prompt. states: as of
         `Speaker.answer_prompt`. Closing it aborts the requests of the talker. ApiError."""
@@ -87,9 +87,8 @@ def check_speech(serving: Serving, request: Any, prompt: dict[str, Any], params:
         raise ApiError("n: must be 1 for an answer that is spoken", "n")
     if request.choice != "none":
         raise ApiError("tools: an answer with calls cannot be spoken; leave out tools, or send modalities ['text']", "tools")
-    kinds = [item.kind for item in prompt.get(MEDIA) or ()]
     asked = prompt["prompt_token_ids"]
-    states = request_states(speaker, params, asked, kinds, serving.engine.config.model.returns_states)
+    states = request_states(speaker, params, asked, serving.engine.config.model.returns_states)
     params.extra_args = states.extra_args
     try:
         made = speaker.answer_prompt(asked, [0, 0], spoken.settings)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from thalweg.media.speakers.answers import SPEECH, write_file
-from thalweg.outputs import CompletionOutput, RequestOutput
+from thalweg.outputs import CompletionOutput, PromptStates, RequestOutput
 from thalweg.server.core.answer import Answer
 from thalweg.server.core.job import GenerationJob
 from thalweg.server.core.request import ChatRequest
@@ -36,7 +36,7 @@ class SpokenChatReply(ChatReply):
         self._ending: dict[str, Any] = {}
         """How the choice of a stream ends."""
         self._file = b""
-        self._states: np.ndarray | None = None
+        self._states: PromptStates | None = None
         """Hidden states of the prompt, where the speaker requires any."""
 
     def usage(self, made: int) -> dict[str, Any]:
