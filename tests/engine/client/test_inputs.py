@@ -91,7 +91,7 @@ def test_wrong_prompts_are_refused_by_field(prompt: Any, param: str, words: str)
         ({"stop_token_ids": [10**6]}, "stop_token_ids: token id 1000000"),
         ({"bad_words": ["  "]}, "bad_words: '  ' encodes to no tokens"),
         ({"bad_words": ["\udfff"]}, "bad_words: not valid Unicode"),
-        ({"extra_args": {"no_such": 1}}, "extra_args: 'no_such' is not known; supported: alignment, timestamps"),
+        ({"extra_args": {"no_such": 1}}, "extra_args: 'no_such' is not known; supported: alignment, states, timestamps"),
         ({"extra_args": {"timestamps": [1, 2, 3]}}, "extra_args: timestamps: this model does not transcribe audio"),
     ],
 )
