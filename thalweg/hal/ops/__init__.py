@@ -13,6 +13,7 @@ from thalweg.hal.ops.compressed import compressed_attention, pool_windows
 from thalweg.hal.ops.conv import causal_conv
 from thalweg.hal.ops.cross import cross_attention, cross_weights, cross_write
 from thalweg.hal.ops.delta import channel_delta_gates, channel_delta_rule, delta_gates, delta_rule, gated_rms_norm
+from thalweg.hal.ops.distances import distance_attention
 from thalweg.hal.ops.drafts import draft_inputs, newest_tokens, owned_blocks, pair_inputs, verify_drafts
 from thalweg.hal.ops.heads import head_linear
 from thalweg.hal.ops.history import emit_tokens, enter_tokens, history_write, resolve_tokens
@@ -37,7 +38,8 @@ __all__ = [
     "act_and_mul", "act_and_mul_linear",
     "activation", "add_rms_norm", "all_ops", "bad_words", "block_attention", "block_top", "causal_conv",
     "channel_delta_gates", "channel_delta_rule", "chosen_attention", "compressed_attention", "cross_attention",
-    "cross_weights", "cross_write", "decaying_average", "delta_gates", "delta_rule", "draft_inputs", "draw", "embed",
+    "cross_weights", "cross_write", "decaying_average", "delta_gates", "delta_rule",
+    "distance_attention", "draft_inputs", "draw", "embed",
     "emit_tokens", "enter_tokens", "experts",
     "gated_group_norm", "gated_rms_norm",
     "general_delta_rule", "hash_ngrams", "head_linear", "history_write", "hyper_weights", "index_among",
@@ -73,6 +75,7 @@ def all_ops() -> dict[str, Op]:
         pool_windows,
         compressed_attention,
         index_blocks, index_among, round_groups, hash_ngrams,
+        distance_attention,
         newest_tokens,
         owned_blocks,
     )  # fmt: skip

@@ -28,6 +28,7 @@ ROWS: Mapping[str, tuple[int, ...]] = {
     "rms_norm_linear": (0, 1), "act_and_mul_linear": (0,),
     "compressed_attention": (0, 3, 4, 8), "hyper_weights": (0,), "cross_attention": (0, 4, 5),
     "index_blocks": (0, 1, 4, 5), "index_among": (0, 1, 4, 5, 6), "round_groups": (0,), "hash_ngrams": (0,),
+    "distance_attention": (0, 1, 6, 7),
 }  # fmt: skip
 """Arguments with one row per token or sequence, for ops with such a result."""
 
