@@ -32,10 +32,10 @@ def chosen(model: torch.nn.Module, prompt: list[int], told: list[int]) -> tuple[
 
 QUICK = ("llama", "qwen3-windowed")
 """What `make check` runs, on one device: one kind of cache, and two. tests/models has every family, without an engine."""
-RECURRENT = ("qwen3-next", "qwen3.5", "qwen4-exp", "nemotron-h", "jamba", "lfm2", "minimax", "zamba2", "zaya")
+RECURRENT = ("qwen3-next", "qwen3.5", "qwen4-exp", "nemotron-h", "jamba", "lfm2", "minimax", "zamba2", "zaya", "inkling")
 STATES = {name: {"mamba_block_size": 8} for name in RECURRENT}
 """States are kept so often that these short prompts share some."""
-MORE = ("minimax", "deepseek-v4", "qwen4-exp", "zamba2", "diffllama", "dots3-note", "zaya")
+MORE = ("minimax", "deepseek-v4", "qwen4-exp", "zamba2", "diffllama", "dots3-note", "zaya", "inkling")
 """Whose caches differ from those of all `CONFIGS`."""
 NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in sorted(CONFIGS)]
 

@@ -32,7 +32,7 @@ def greedy(model: torch.nn.Module, prompt: list[int], new: int) -> tuple[list[in
 BODIES = (
     *CONFIGS, "gpt-oss", "granite-moe", "gpt2", "ministral3", "cohere2", "hunyuan", "falcon-40b", "opt", "falcon-h1", "gemma3n",
     "llama4", "bloom", "kimi-linear", "minimax", "longcat-flash", "deepseek-v4", "qwen4-exp", "axk2", "diffllama", "zamba2",
-    "rwkv-4", "xlstm", "zaya",
+    "rwkv-4", "xlstm", "zaya", "inkling",
 )  # fmt: skip
 """Families with a part that none before them has: these are also run without a kernel."""
 QUICK = {*CONFIGS, *BODIES}

@@ -33,6 +33,7 @@ KINDS = {
     "qwen3-next": 2,
     "qwen4-exp": 2,
     "hy-v4": 2,  # sinks of latent attention
+    "inkling": 2,  # convolutions over keys and values
     "axk2": 2,  # gates of values, with q
     "zamba2": 2,  # additions of low rank
 }
@@ -42,6 +43,7 @@ PLACED = {
     "gpt-oss": 2,  # biases of experts
     "mixtral": 4,  # five experts: a rank with two
     "longcat-flash": 2,  # choices without an expert
+    "inkling": 2,  # experts that every token goes to, in separate tensors
     "llama4": 2,  # weights that multiply inputs
     "nemotron-h": 2,  # experts without gates, behind a projection
 }

@@ -51,6 +51,17 @@ TEXT: dict[str, tuple[Any, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         },
     ),
+    "inkling": (
+        transformers.InklingTextConfig,
+        {
+            "num_hidden_layers": 3, "head_dim": 16, "swa_num_attention_heads": 6, "swa_num_key_value_heads": 2,
+            "swa_head_dim": 8, "sliding_window_size": 9, "d_rel": 5, "rel_extent": 13, "log_scaling_n_floor": 11,
+            "log_scaling_alpha": 0.3, "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"], "conv_kernel_size": 3,
+            "mlp_layer_types": ["dense", "sparse", "sparse"], "moe_intermediate_size": 24, "n_routed_experts": 6,
+            "num_experts_per_tok": 3, "n_shared_experts": 2, "route_scale": 1.7, "logits_mup_width_multiplier": 1.5,
+            "pad_token_id": 0,
+        },
+    ),
     "hy-v4": (
         transformers.HYV4Config,
         {

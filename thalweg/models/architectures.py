@@ -221,6 +221,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "HYV3ForCausalLM": f"{_FAMILIES}.hy_v3:hy_v3",
     "Idefics2ForConditionalGeneration": f"{_FAMILIES}.idefics2:idefics2",
     "Idefics3ForConditionalGeneration": f"{_FAMILIES}.idefics3:idefics3",
+    "InklingForCausalLM": f"{_FAMILIES}.inkling:inkling",
+    "InklingForConditionalGeneration": f"{_FAMILIES}.inkling:inkling_text",
     "InternLM2ForCausalLM": f"{_FAMILIES}.internlm:internlm2",
     "InternLM2ForRewardModel": f"{_FAMILIES}.internlm:internlm2_reward",
     "InternLM2VEForCausalLM": f"{_FAMILIES}.internlm:internlm2_ve",

@@ -59,6 +59,7 @@ from thalweg.models.layers.rwkv import AverageMix, ChannelMix, DeltaMix
 from thalweg.models.layers.shared_entries import SharedAttention, SharedEntries
 from thalweg.models.layers.short_conv import ShortConv
 from thalweg.models.layers.shortcut import ShortcutExperts
+from thalweg.models.layers.smoothed import DistanceAttention, KeptTaps, SmoothedFFN
 from thalweg.models.layers.sparse import SparseGatedMLP
 from thalweg.models.layers.stream_skip import StreamSkip
 from thalweg.models.layers.ungated import UngatedMLP
@@ -86,6 +87,8 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.InnerMamba2: InnerMamba2,
     spec.KeptEntries: KeptEntries,
     spec.KeptRows: KeptRows,
+    spec.KeptTaps: KeptTaps,
+    spec.DistanceAttention: DistanceAttention,
     spec.KimiDelta: KimiDeltaAttention,
     spec.LatentAttention: LatentAttention,
     spec.LightningAttention: LightningAttention,
@@ -115,6 +118,7 @@ FFNS: Mapping[type, Callable[..., Any]] = {
     spec.SparseMLP: SparseGatedMLP,
     spec.ParallelMoE: ParallelExperts,
     spec.ShortcutMoE: ShortcutExperts,
+    spec.SmoothedFFN: SmoothedFFN,
     spec.SourceMLP: SourceMLP,
 }
 AROUND: Mapping[type, Callable[..., Any]] = {

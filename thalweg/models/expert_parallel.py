@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from thalweg.errors import ConfigError
 from thalweg.models.fallback.spec import TransformersSpec
-from thalweg.models.spec import Layer, ModelSpec, MoE, ParallelMoE, ShortcutMoE
+from thalweg.models.spec import Layer, ModelSpec, MoE, ParallelMoE, ShortcutMoE, SinkMoE, SmoothedFFN
 
 
 def moe_of(ffn: Any) -> MoE | None:
     """The mixture in a layer's feed-forward part."""
-    found = ffn.moe if isinstance(ffn, ParallelMoE | ShortcutMoE) else ffn
+    found = ffn.moe if isinstance(ffn, ParallelMoE | ShortcutMoE) else ffn.ffn if isinstance(ffn, SmoothedFFN) else ffn
     return found if isinstance(found, MoE) else None
 
 
@@ -38,4 +38,6 @@ def _place(ffn: Any) -> Any:
     if moe is None:
         return ffn
     placed = replace(moe, placed=True)
+    if isinstance(ffn, SmoothedFFN):
+        return replace(ffn, ffn=cast(SinkMoE, placed))
     return placed if ffn is moe else replace(ffn, moe=placed)

@@ -65,6 +65,8 @@ class Flow:
     """[T, heads, n] and [T, heads, 1]: what the next mixer adds to its heads, and the factor of these before."""
     routed: Array | None = None
     """[T, n]: what the last router with layers made of each token."""
+    taps: MixerRef | None = None
+    """The place of the state of this layer's convolutions, in models with several in a layer."""
     carried: Array | None = None
     """[T, hidden]: an MoE output that a later layer adds."""
     memory: Array | None = None

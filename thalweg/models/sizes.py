@@ -24,6 +24,7 @@ from thalweg.models.spec import (
     ModelSpec,
     ParallelMoE,
     ShortcutMoE,
+    SmoothedFFN,
 )
 from thalweg.models.weights import HEADS, MULTIPLIED, Weight, experts_of_rank, products, walk
 from thalweg.quantization.format import Scheme
@@ -287,7 +288,7 @@ def mixes_last(layers: Sequence[Layer]) -> int:
     """The last layer that mixes tokens: after its mixer, only sampled rows need be computed. -1: all rows are needed, because a
     layer from there on gets another input of every token."""
     last = max((i for i, layer in enumerate(layers) if layer.mixers), default=-1)
-    alone = all(layer.around is None and not isinstance(layer.ffn, ShortcutMoE) for layer in layers[last:])
+    alone = all(layer.around is None and not isinstance(layer.ffn, ShortcutMoE | SmoothedFFN) for layer in layers[last:])
     return last if alone else -1
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek V4.1, for text: DeepSeek V4's experts and streams, whose weights each part computes for the next one, compressed
+"""DeepSeek V4.1, for text: DeepSeek V4's experts and streams, with weights that each part computes for the next one, compressed
 attention with entries that layers share, rounded keys, and embeddings of n-grams in some layers."""
 
 from __future__ import annotations

@@ -101,6 +101,7 @@ from thalweg.models.spec.sam_pair import SamPairSpec
 from thalweg.models.spec.shared_entries import SharedAttention, SharedEntries
 from thalweg.models.spec.short_conv import ShortConv
 from thalweg.models.spec.shortcut import ShortcutMoE
+from thalweg.models.spec.smoothed import DistanceAttention, KeptTaps, SinkMoE, SmoothedFFN
 from thalweg.models.spec.sparse import SparseMLP
 from thalweg.models.spec.speech import SpeechEncoder
 from thalweg.models.spec.stream_skip import StreamSkip
@@ -158,6 +159,7 @@ __all__ = [
     "DifferentialAttention",
     "DisentangledAttention",
     "DisentangledClipSpec",
+    "DistanceAttention",
     "Distances",
     "EmbedProjection",
     "EngramInput",
@@ -183,6 +185,7 @@ __all__ = [
     "InnerMamba2",
     "KeptEntries",
     "KeptRows",
+    "KeptTaps",
     "KimiDelta",
     "LanguagePrompt",
     "LatentAttention",
@@ -249,6 +252,8 @@ __all__ = [
     "SharedEntries",
     "ShortConv",
     "ShortcutMoE",
+    "SinkMoE",
+    "SmoothedFFN",
     "SourceMLP",
     "SparseMLP",
     "SpeechEncoder",

@@ -226,6 +226,8 @@ class ModelSpec:
     head: str = "lm_head"
     head_rows: int = 0
     """Rows of the output matrix, which only prompts contain the tokens behind; 0 = `vocab`."""
+    head_stored: int = 0
+    """Rows of the stored output matrix, of which the first `head_rows` count; 0 = it has no others."""
     names: Names = field(default_factory=Names)
     adapter: Adapter | StackedAdapter | None = None
     """The addition to its matrices."""
@@ -351,6 +353,9 @@ class ModelSpec:
             table = f"{self.root}{self.embed}"
             shape = {table if self.tied else self.head: self.head_rows or self.vocab}
             made["head"] = {"weight": matrices(shape, self.hidden, shard=0, role="tied" if self.tied else "head")}
+            if self.head_stored:
+                kept = replace(made["head"]["weight"].sources[0], rows=self.head_stored)
+                made["head"]["weight"] = replace(made["head"]["weight"], sources=(kept,))
             if self.head_normed:  # under a name that no file has
                 name = f"{self.head}.weight"
                 source = Source(f"{name}.normed", (self.vocab, self.hidden))
