@@ -62,16 +62,28 @@ def encoder(said: dict[str, Any]) -> nn.Module:
     return made
 
 
-class DotsOCRForCausalLM(transformers.Qwen2ForCausalLM):
-    config_class = DotsConfig
+class DotsVlmConfig(transformers.DeepseekV3Config):
+    model_type = "dots_vlm"
 
-    def __init__(self, config: DotsConfig) -> None:
-        super().__init__(config)
+
+class WithDots:
+    """Before a decoder's class: the encoder, and vectors in place of placeholders."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
         self.vision_tower = encoder(config.vision_config)
 
     def forward(self, input_ids: Any = None, pixel_values: Any = None, image_grid_thw: Any = None, **more: Any) -> Any:
-        x, shown = self.model.embed_tokens(input_ids), input_ids == self.config.image_token_id
+        x, shown = self.model.embed_tokens(input_ids), input_ids == self.config.image_token_id  # type: ignore[attr-defined]
         if pixel_values is not None and shown.any():
             vectors = self.vision_tower(pixel_values, image_grid_thw).pooler_output
             x = x.masked_scatter(shown.unsqueeze(-1), vectors)
-        return super().forward(inputs_embeds=x, **more)
+        return super().forward(inputs_embeds=x, **more)  # type: ignore[misc]
+
+
+class DotsOCRForCausalLM(WithDots, transformers.Qwen2ForCausalLM):
+    config_class = DotsConfig
+
+
+class DotsVLMForCausalLM(WithDots, transformers.DeepseekV3ForCausalLM):
+    config_class = DotsVlmConfig

@@ -251,8 +251,8 @@ FAMILIES |= MORE
 LEAST = {"idefics2-split": 2, "ovis2.5": 8, "ovis2.6": 8}
 """Pixels of the shorter edge of an image, where transformers fails at fewer, or resizes those otherwise (Ovis 2.5)."""
 ONE_AXIS = (
-    "dots-ocr", "exaone4.5", "glm5-next", "hyperclovax-vision", "kimi-k2.5", "kimi-vl", "lfm3-vl", "opencua", "ovis2.5",
-    "ovis2.6", "points-1.5", "sarashina2-vision", "video-llama-3",
+    "dots-ocr", "dots-vlm", "exaone4.5", "glm5-next", "hyperclovax-vision", "kimi-k2.5", "kimi-vl", "lfm3-vl", "opencua",
+    "ovis2.5", "ovis2.6", "points-1.5", "sarashina2-vision", "video-llama-3",
 )  # fmt: skip
 """Of those with grids: they do not ask which tokens are of images."""
 

@@ -11,12 +11,13 @@ import ovis
 import torch
 import transformers
 import transformers.models.got_ocr2.image_processing_pil_got_ocr2 as got
+from dots_ocr import DotsVlmConfig, DotsVLMForCausalLM
 from joined_parts import with_encoder
 from seeing_joined import BOTH, LANGUAGE, published
-from seeing_more import internvl_chat
-from seeing_newer import OVIS
+from seeing_more import LATENT, internvl_chat
+from seeing_newer import DOTS, OVIS
 from seeing_packed import RADIO, nano_tiles, nano_vl
-from seeing_parts import HALVES, IDS, INTERNVL, SIGLIP, TILED, Seeing, config
+from seeing_parts import HALVES, IDS, INTERNVL, SIGLIP, TEXT, TILED, Seeing, config
 from torch import nn
 from transformers.models.internvl.modeling_internvl import InternVLModel
 
@@ -161,6 +162,15 @@ TILES["ovis"] = Seeing(
     "<|image_pad|>", "<image>\n", "OvisParts", {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
     ("image_sizes",), build=ovis.build, published=ovis.published,
     said=lambda said: {**said, "max_partition": ovis.MOST, "do_center_crop": False},
+)  # fmt: skip
+TILES["dots-vlm"] = Seeing(
+    lambda: DotsVlmConfig(
+        **{**TEXT, **LATENT, "head_dim": 16}, vision_config=DOTS, image_token_id=IDS["<|image_pad|>"],
+        architectures=["DotsVLMForCausalLM"], tie_word_embeddings=False,
+    ),
+    "<|image_pad|>", "<|image_pad|>", "Qwen2VLImageProcessorPil",
+    {"patch_size": 4, "temporal_patch_size": 1, "size": {"shortest_edge": 256, "longest_edge": 4096}}, ("image_grid_thw",),
+    build=DotsVLMForCausalLM,
 )  # fmt: skip
 PROCESSORS = {
     "OvisParts": ovis.OvisParts, "SimilarRadioTiles": SimilarRadioTiles, "SimilarTiles": SimilarTiles, "TwiceCut": TwiceCut,

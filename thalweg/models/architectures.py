@@ -129,6 +129,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "ElectraForTokenClassification": f"{_FAMILIES}.electra:electra_of_tokens",
     "ElectraModel": f"{_FAMILIES}.electra:electra",
     "DotsOCRForCausalLM": f"{_FAMILIES}.dots_ocr:dots_ocr",
+    "DotsVLMForCausalLM": f"{_FAMILIES}.dots_vlm:dots_vlm",
     "Eagle2_5_VLForConditionalGeneration": f"{_FAMILIES}.eagle2_5:eagle2_5",
     "Ernie4_5_ForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5",
     "Ernie4_5_MoeForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5_moe",

@@ -20,7 +20,7 @@ from thalweg.media.processors.deepseek_vl import DeepseekVL, Janus, deepseek_vl,
 from thalweg.media.processors.deepseek_vl2 import DeepseekVl2, deepseek_vl2
 from thalweg.media.processors.deepseek_vl_hybrid import DeepseekVLHybrid, deepseek_vl_hybrid
 from thalweg.media.processors.donut import Donut, donut
-from thalweg.media.processors.dots_ocr import dots_ocr
+from thalweg.media.processors.dots_ocr import dots_ocr, dots_vlm
 from thalweg.media.processors.florence2 import Florence2, florence2
 from thalweg.media.processors.fuyu import Fuyu, fuyu
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
@@ -229,6 +229,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "DeepseekVLHybridForConditionalGeneration": deepseek_vl_hybrid,
     "DeepseekVLV2ForCausalLM": deepseek_vl2,
     "DotsOCRForCausalLM": dots_ocr,
+    "DotsVLMForCausalLM": dots_vlm,
     "Eagle2_5_VLForConditionalGeneration": eagle2_5,
     "Ernie4_5_VLMoeForConditionalGeneration": ernie4_5_vl,
     "Exaone4_5_ForConditionalGeneration": exaone4_5,

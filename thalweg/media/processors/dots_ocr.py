@@ -14,6 +14,11 @@ MOST = 11_289_600
 """Pixels of an image, unless the files say otherwise."""
 
 
+def dots_vlm(config: Config, said: Config) -> Exaone45:
+    around = {**outer(config), "image_token_id": token(config, 128_815)}
+    return dots_ocr({**config, **around, BESIDE: around}, said)
+
+
 def dots_ocr(config: Config, said: Config) -> Exaone45:
     seen = vision(config)
     mine: dict[str, Any] = {
