@@ -282,8 +282,8 @@ TALKER = "Qwen3OmniMoeTalkerForConditionalGeneration"
 """Architecture of the part of such a model that speaks. No file names it: `hf_overrides` does."""
 THINKER_WORDS, THINKER_WIDTH = "thinker_vocab_size", "thinker_hidden_size"
 """Keys in the configuration of that part: sizes of the part that generates text."""
-PAIR = "vision-encoder-decoder"
-"""model_type of any image encoder and any decoder."""
+PAIRS: Mapping[str, str] = {"speech-encoder-decoder": "audio_config", "vision-encoder-decoder": "vision_config"}
+"""model_type of any encoder and any decoder -> the part that the encoder becomes."""
 MOLMO_2 = "molmo2_text"
 """model_type of a decoder with more tokens in prompts than in its output."""
 BLIP_TEXT = "blip_text_model"
@@ -320,8 +320,8 @@ def canonical_config(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(inner := config.get(RETRIEVER), dict):
         around = {k: v for k, v in config.items() if k not in (RETRIEVER, "model_type") and v is not None}
         config = {**inner, **around}
-    if config.get("model_type") == PAIR:
-        names = {"decoder": "text_config", "encoder": "vision_config"}
+    if (part := PAIRS.get(str(config.get("model_type")))) is not None:
+        names = {"decoder": "text_config", "encoder": part}
         config = {names.get(key, key): value for key, value in config.items()}
         if isinstance(decoder := config.get("text_config"), dict):  # which ties its matrices, or does not
             config["tie_word_embeddings"] = decoder.get("tie_word_embeddings", True)

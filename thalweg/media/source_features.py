@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from thalweg.errors import UnsupportedModelError
+from thalweg.media.audio_processors import read_settings
 from thalweg.media.audio_processors.kaldi import PAIR, kaldi_spectrum, pair_spectra
 from thalweg.media.audio_processors.parakeet import EMPHASIS, parakeet_spectrum
+from thalweg.media.audio_processors.wav2vec import TINY
 from thalweg.media.mel import HOP, RATE, log_mel
+from thalweg.media.processors.base import FILE
 
 F32 = np.float32
 LEAST = RATE // 10
@@ -17,9 +23,25 @@ Extractor = Callable[[np.ndarray, int, int], np.ndarray]
 """(f32[samples] at RATE, bins, frames of the longest clip) -> f32[rows, columns], of one shape for a model."""
 
 
+READ: Mapping[str, Mapping[str, Any]] = {
+    "wav2vec": {"do_normalize": True, "sampling_rate": RATE, "feature_size": 1},
+    "speech2text": {"do_ceptral_normalize": True, "normalize_means": True, "normalize_vars": True, "sampling_rate": RATE},
+    "seamless": {"stride": PAIR, "sampling_rate": RATE},
+}
+"""Form -> settings of preprocessor_config.json with only one supported value."""
+
+
 def extract(form: str, wave: np.ndarray, bins: int, frames: int) -> np.ndarray:
     """The features of a clip of at most `frames` hundredths of a second."""
     return EXTRACTORS[form](wave, bins, frames)
+
+
+def check_settings(form: str, folder: Path) -> None:
+    """UnsupportedModelError for settings of features that a form does not read."""
+    said = read_settings(folder)
+    for key, ours in READ.get(form, {}).items():
+        if said.get(key, ours) != ours:
+            raise UnsupportedModelError(f"{FILE}: {key}: {said[key]!r:.40} is not supported by this version; supported: {ours}")
 
 
 def _take_samples(wave: np.ndarray, bins: int, frames: int) -> np.ndarray:
@@ -28,6 +50,12 @@ def _take_samples(wave: np.ndarray, bins: int, frames: int) -> np.ndarray:
     row[0, 0] = max(wave.size, LEAST)
     row[0, 1 : 1 + wave.size] = wave
     return row
+
+
+def _take_normed(wave: np.ndarray, bins: int, frames: int) -> np.ndarray:
+    """The same with mean 0 and variance 1."""
+    wave = _lengthen(wave)
+    return _take_samples((wave - wave.mean()) / np.sqrt(wave.var() + TINY), bins, frames)
 
 
 def _parakeet(wave: np.ndarray, bins: int, frames: int) -> np.ndarray:
@@ -63,6 +91,7 @@ EXTRACTORS: Mapping[str, Extractor] = {
     "start": _take_samples,
     "canary": _parakeet,
     "cohere": _parakeet,
+    "wav2vec": _take_normed,
     "speech2text": _normed_fbank,
     "seamless": _pair_spectra,
 }

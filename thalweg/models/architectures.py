@@ -477,6 +477,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "SolarOpenForCausalLM": f"{_FAMILIES}.solar_open:solar_open",
     "Spark2_5ForCausalLM": f"{_FAMILIES}.spark2_5:spark2_5",
     "StableLMEpochForCausalLM": f"{_FAMILIES}.stablelm:stablelm_epoch",
+    "SpeechEncoderDecoderModel": f"{_FAMILIES}.speech_encoder_decoder:speech_encoder_decoder",
     "Speech2TextForConditionalGeneration": f"{_FAMILIES}.speech_to_text:speech_to_text",
     "StableLmForCausalLM": f"{_FAMILIES}.stablelm:stablelm",
     "Starcoder2ForCausalLM": f"{_FAMILIES}.starcoder2:starcoder2",

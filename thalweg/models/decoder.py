@@ -48,6 +48,7 @@ from thalweg.models.layers.residual_blocks import ResidualBlocks
 from thalweg.models.layers.rotary import ScaledFrequencies, cos_sin_table
 from thalweg.models.layers.speech import SpeechEncoder
 from thalweg.models.layers.text_encoder import TextEncoder
+from thalweg.models.layers.wav2vec_source import Wav2VecSource
 from thalweg.models.layers.waveform import WaveformEncoder
 from thalweg.models.stages import names_elsewhere, parts_before, parts_behind
 from thalweg.models.vision.audio_encoder import AudioEncoder
@@ -162,6 +163,7 @@ SPEECH: Mapping[type, Callable[..., Any]] = {
     spec.FrameSource: FrameSource,
     spec.GatedSource: GatedSource,
     spec.PooledSource: PooledSource,
+    spec.Wav2VecSource: Wav2VecSource,
 }
 """The same of speech encoders, which cross-attention reads."""
 SOURCES: Mapping[type, Callable[..., Any]] = {

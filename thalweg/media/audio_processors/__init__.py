@@ -23,7 +23,7 @@ from thalweg.media.audio_processors.wav2vec import wav2vec
 from thalweg.media.mel import HOP, RATE, WINDOW
 from thalweg.media.processors.base import FILE, outer
 
-__all__ = ["AUDIO_PROCESSORS", "AudioProcessor", "load_audio_processor"]
+__all__ = ["AUDIO_PROCESSORS", "AudioProcessor", "load_audio_processor", "read_settings"]
 
 LONGEST = 3600.0
 """Longest clip in seconds, for models without a limit in their settings."""
@@ -176,12 +176,12 @@ def load_audio_processor(config: Config, path: Path) -> AudioProcessor | None:
     if config.get("language_model_only"):
         return None
     if (of_file := TOKEN_FILE_PROCESSORS.get(architecture(config))) is not None:
-        return of_file(config, _read_settings(folder(path)), folder(path))
+        return of_file(config, read_settings(folder(path)), folder(path))
     if read is None:
         return None
     if read not in (wav2vec, wav2vec2_bert) and not ({"audio_config", "encoder_config"} & outer(config).keys()):
         return None
-    said = _read_settings(folder(path))
+    said = read_settings(folder(path))
     if read in OTHER_SPECTRA:
         return read(config, said)
     for key, ours in (("sampling_rate", RATE), ("hop_length", HOP), ("n_fft", WINDOW)):
@@ -190,7 +190,7 @@ def load_audio_processor(config: Config, path: Path) -> AudioProcessor | None:
     return read(config, said)
 
 
-def _read_settings(where: Path) -> dict[str, Any]:
+def read_settings(where: Path) -> dict[str, Any]:
     """The settings of spectra, in a separate file or among those of the whole processor (transformers 5)."""
     if (where / FILE).is_file():
         return read_object(where / FILE)

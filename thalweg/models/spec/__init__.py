@@ -113,6 +113,7 @@ from thalweg.models.spec.transcript import CTCHead, TranscriptHead, TransducerHe
 from thalweg.models.spec.vision import AttentionPoolSpec, ProjectorSpec, VisionSpec
 from thalweg.models.spec.vits import VitsSpec, VocoderSpec
 from thalweg.models.spec.wav2vec import PlaceConvolution, Wav2VecSpec
+from thalweg.models.spec.wav2vec_source import Wav2VecSource
 from thalweg.models.spec.waveform import WaveformEncoder
 from thalweg.models.spec.window_conformer import WindowConformerSpec
 from thalweg.models.spec.window_pool import WindowPoolSpec
@@ -272,6 +273,7 @@ __all__ = [
     "VisionSpec",
     "VitsSpec",
     "VocoderSpec",
+    "Wav2VecSource",
     "Wav2VecSpec",
     "WaveformEncoder",
     "WindowConformerSpec",

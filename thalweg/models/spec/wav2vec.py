@@ -57,7 +57,8 @@ class Wav2VecSpec:
     """The last bucket begins at it."""
     frames: int
     """Of the longest clip, after the convolutions."""
-    head: TranscriptHead
+    head: TranscriptHead | None
+    """None: the states are the result."""
     root: str
     adapter: int = 0
     """Inner values of a part behind each layer, added to it (MMS: Pratap et al. 2023, https://arxiv.org/abs/2305.13516).
@@ -81,8 +82,9 @@ class Wav2VecSpec:
             "places": self.places.weights(at, n),
             "norm": self.norm("encoder.layer_norm").weights(at),
             "layers": {i: self._layer(f"{at}encoder.layers.{i}.", i) for i in range(self.layers)},
-            "head": self.head.weights(n),
         }
+        if self.head is not None:
+            made["head"] = self.head.weights(n)
         if self.squeeze > 1:
             made["spread"] = linear({f"{at}encoder.upsample.projection": n * self.squeeze}, n, shard=0, bias=True)
         return plain(made)

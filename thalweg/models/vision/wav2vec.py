@@ -31,14 +31,21 @@ class Wav2VecEncoder(ClipEncoder):
         ctx = ctx.of_encoder()
         self.spec, self._dtype = s, getattr(torch, ctx.dtype)
         self._parts = BoundParts(ctx, {key: part for key, part in weights.items() if key != "head"}, s.norm(""))
-        self._head = build_transcriber(ctx, s.head, weights["head"], s.frames)
-        self.specs: dict[str, Any] = {**self._parts.specs, "head": self._head.specs}
+        self._head = None if s.head is None else build_transcriber(ctx, s.head, weights["head"], s.frames)
+        self.specs: dict[str, Any] = self._parts.specs
+        if self._head is not None:
+            self.specs = {**self.specs, "head": self._head.specs}
 
     def run_layer(self, i: int, params: Params, x: Array, places: Array | None) -> Array:
         return self._layer(f"/layers/{i}", params["layers"][i], x, places)
 
+    def end(self, params: Params, x: Array) -> Array:
+        """Of the last layer's output."""
+        return self._parts.norm("/norm", params["norm"], x) if self.spec.before else x
+
     def finish(self, params: Params, x: Array, frames: Frames) -> Array:
-        x = self._parts.norm("/norm", params["norm"], x) if self.spec.before else x
+        assert self._head is not None
+        x = self.end(params, x)
         if self.spec.squeeze > 1:
             x = activate_clip(self._parts.linear("/spread", params["spread"], x), self.spec.samples.act)
             x = self._fill(x.reshape(-1, self.spec.hidden), frames)

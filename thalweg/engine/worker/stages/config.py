@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.config import generation_defaults
+from thalweg.checkpoint.config import folder, generation_defaults
 from thalweg.config import (
     CacheConfig,
     DeviceConfig,
@@ -20,6 +20,7 @@ from thalweg.engine.worker.stages.open import BuildInputs
 from thalweg.errors import CheckpointError
 from thalweg.hal.kv import KVSpec
 from thalweg.media.audio_processors.transcribers import TRANSCRIBERS
+from thalweg.media.source_features import check_settings
 from thalweg.models.spec import ModelSpec, PatchSource, SwinSource
 
 
@@ -107,6 +108,7 @@ def _speech(inputs: BuildInputs) -> SpeechConfig | None:
     spec = inputs.spec.speech
     if spec is None:
         return None
+    check_settings(spec.form, folder(inputs.path))
     generation = {**inputs.hf, **generation_defaults(inputs.path)}
     return SpeechConfig(
         bins=spec.bins, frames=spec.frames, suppress=_token_ids(generation, "suppress_tokens", inputs.facts.vocab),
