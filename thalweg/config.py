@@ -83,6 +83,18 @@ class SourceConfig(msgspec.Struct, kw_only=True, frozen=True):
     """The token of a vector that another encoder computes. -1: there is none."""
 
 
+USES = {
+    "speech": "LLM.speak, or /v1/audio/speech of `thalweg serve`",
+    "transcription": "/v1/audio/transcriptions of `thalweg serve`",
+    "embed": "LLM.embed, or /v1/embeddings of `thalweg serve`",
+    "classify": "LLM.classify, or /classify of `thalweg serve`",
+    "score": "LLM.score, or /score of `thalweg serve`",
+    "token_embed": "LLM.encode, or /pooling of `thalweg serve`",
+    "token_classify": "LLM.encode, or /pooling of `thalweg serve`",
+}
+"""Task of a model that does not generate text (`ModelConfig.tasks`) -> how it is used."""
+
+
 class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     path: str
     architecture: str

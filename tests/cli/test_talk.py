@@ -144,6 +144,21 @@ def test_functions_are_read_from_a_file_in_both_forms(tmp_path):
     ],
 )
 def test_a_model_without_a_template_for_the_conversation_says_which_it_has(templates, words):
-    engine = SimpleNamespace(chat=SimpleNamespace(templates=Templates(templates), source=None), tokenizer=object())
     with pytest.raises(ConfigError, match=words):
-        chat._LocalChat.answer(SimpleNamespace(engine=engine, _tools=None, _parsers=(None, None)), [], print)
+        answer(Templates(templates), "generate")
+
+
+def answer(templates: Templates, *tasks: str) -> None:
+    """A conversation with a model that has these tasks."""
+    config = SimpleNamespace(model=SimpleNamespace(tasks=tasks))
+    engine = SimpleNamespace(chat=SimpleNamespace(templates=templates, source=None), tokenizer=object(), config=config)
+    chat._LocalChat.answer(SimpleNamespace(engine=engine, _tools=None, _parsers=(None, None)), [], print)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [("speech", r"use LLM\.speak"), ("transcription", "use /v1/audio/transcriptions"), ("embed", r"use LLM\.embed")],
+)
+def test_a_model_that_does_not_generate_text_says_how_it_is_used(task, words):
+    with pytest.raises(ConfigError, match=f"it does not generate text: {words}"):
+        answer(Templates({}), task)

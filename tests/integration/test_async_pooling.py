@@ -31,7 +31,7 @@ async def test_answers_aborts_readers_that_leave_and_a_dead_engine() -> None:
         one, other = await asyncio.gather(take(engine, "a"), take(engine, "b"))
         assert one.error is None
         np.testing.assert_array_equal(one.outputs.data, other.outputs.data)
-        with pytest.raises(RequestError, match="it does not generate text"):
+        with pytest.raises(RequestError, match=r"it does not generate text: use LLM\.embed, or /v1/embeddings"):
             await anext(engine.generate("a", SamplingParams(), "g"))
         with pytest.raises(RequestError, match="pooling_params must be a PoolingParams"):
             await anext(engine.encode("a", SamplingParams(), "p"))  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from thalweg.cli import common, flags, sampling
 from thalweg.cli.local import Local
 from thalweg.cli.remote import Remote
 from thalweg.cli.talk import ChatBackend, Messages, Screen, Session, read_line
-from thalweg.config import EngineArgs
+from thalweg.config import USES, EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.host import envs
 from thalweg.params import RequestOutputKind
@@ -130,7 +130,9 @@ class _LocalChat(Local):
         from thalweg.turns.choose import choose
         from thalweg.turns.reader import Reader
 
-        chat, tokenizer = self.engine.chat, self.engine.tokenizer
+        chat, tokenizer, tasks = self.engine.chat, self.engine.tokenizer, self.engine.config.model.tasks
+        if "generate" not in tasks:
+            raise ConfigError(f"MODEL: it does not generate text: use {USES[tasks[0]]}")
         source = None if chat is None else chat.templates.pick(bool(self._tools))
         if chat is None or tokenizer is None or source is None:
             missing = Templates() if chat is None else chat.templates

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.config import EngineConfig, PoolingConfig
+from thalweg.config import USES, EngineConfig, PoolingConfig
 from thalweg.engine.client import embeds, transcription
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.media import MEDIA, NAME, MediaPreprocessor, first_position
@@ -153,8 +153,7 @@ class InputProcessor:
     def check_generates(self) -> None:
         """RequestError where the model gives vectors."""
         if self._pooling is not None:
-            use = " or ".join(f"{t}()" for t in self._tasks)
-            raise RequestError(f"model: it does not generate text: use {use}", "model")
+            raise RequestError(f"model: it does not generate text: use {USES[self._tasks[0]]}", "model")
 
     def process_pooling(
         self, request_id: str, prompt: Prompt, params: PoolingParams, *, priority: int = 0, handles: Iterator[int]
