@@ -92,7 +92,7 @@ def test_answers_are_those_of_transformers(tmp_path: Path) -> None:
                 mine = [each[t].logprob for each, t in zip(out.outputs[0].logprobs, tokens, strict=True)]
                 np.testing.assert_allclose(mine, scores, atol=1e-4)
         assert len({tuple(out.outputs[0].token_ids) for out in outs}) > 1
-        with pytest.raises(RequestError, match="2 images; this server accepts 1"):
+        with pytest.raises(RequestError, match="2 images; this model reads one in a prompt"):
             llm.generate({"prompt": "<image><image>", "multi_modal_data": {"image": images[1:3]}}, params, use_tqdm=False)
     finally:
         llm.shutdown()

@@ -92,7 +92,7 @@ def test_answers_are_those_of_transformers(tmp_path: Path) -> None:
         assert outs[0].prompt_token_ids == outs[1].prompt_token_ids
         with pytest.raises(RequestError, match="prompt: <OD> is a whole prompt"):
             llm.generate({"prompt": "<OD> now", "multi_modal_data": {"image": images[1]}}, params, use_tqdm=False)
-        with pytest.raises(RequestError, match="2 images; this server accepts 1"):
+        with pytest.raises(RequestError, match="2 images; this model reads one in a prompt"):
             llm.generate({"prompt": "<image><image>", "multi_modal_data": {"image": images[1:3]}}, params, use_tqdm=False)
     finally:
         llm.shutdown()

@@ -130,7 +130,7 @@ def test_answers_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
         assert chat.outputs[0].token_ids == outs[0].outputs[0].token_ids
         with pytest.raises(RequestError, match="prompt: it has 32 tokens of the Q-Former, which reads at most 24"):
             llm.generate({"prompt": "a" * 30, "multi_modal_data": {"image": images[0]}}, params, use_tqdm=False)
-        with pytest.raises(RequestError, match="2 images; this server accepts 1"):
+        with pytest.raises(RequestError, match="2 images; this model reads one in a prompt"):
             llm.generate({"prompt": "<image><image>", "multi_modal_data": {"image": images[:2]}}, params, use_tqdm=False)
     finally:
         llm.shutdown()

@@ -174,7 +174,7 @@ def test_answers_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
         again = llm.chat(chats[0][1], GREEDY, use_tqdm=False)[0]
         assert list(again.outputs[0].token_ids) == list(outs[0].outputs[0].token_ids)
         assert llm.stats().prefix_hits > before
-        with pytest.raises(RequestError, match="2 images; this server accepts 1"):
+        with pytest.raises(RequestError, match="2 images; this model reads one in a prompt"):
             llm.chat(asks(a, b), GREEDY, use_tqdm=False)
     finally:
         llm.shutdown()

@@ -155,7 +155,7 @@ def test_requests_that_are_refused(tmp_path):
     try:
         with pytest.raises(RequestError, match="send them apart"):
             llm.generate([{**make_prompt(sound(1, 1)), "prompt": "hello"}], GREEDY, use_tqdm=False)
-        with pytest.raises(RequestError, match="accepts 1 in one prompt"):
+        with pytest.raises(RequestError, match="this model reads one in a prompt"):
             llm.generate([{"prompt": "", "multi_modal_data": {"audio": [sound(1, 1)] * 2}}], GREEDY, use_tqdm=False)
     finally:
         llm.shutdown()

@@ -62,6 +62,8 @@ class ModelMedia:
     """An item is a prompt without text."""
     others: tuple[int, ...] = ()
     """Further ids of placeholders."""
+    single: bool = False
+    """No setting allows several items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class MediaPreprocessor:
             self._taken[name] = ModelMedia(
                 kind, reader, processor.token, shown, processor.marker or shown, min(most, 1) if single else most,
                 getattr(processor, "whole_prompt", False),
-                getattr(processor, "others", ()),
+                getattr(processor, "others", ()), single,
             )  # fmt: skip
 
     @property
@@ -156,6 +158,10 @@ class MediaPreprocessor:
                 raise RequestError(f"{source.at}: {load_kinds()[source.kind].unsupported}; omit it", source.at)
         for name, taken in self._taken.items():
             count = sum(source.kind == name for source in sources)
+            if count > taken.limit == 1 and taken.single:
+                raise RequestError(
+                    f"{param}: {count} {taken.kind.plural}; this model reads one in a prompt: send a request for each", param
+                )
             if count > taken.limit:
                 raise RequestError(
                     f"{param}: {count} {taken.kind.plural}; this server accepts {taken.limit} in one prompt "
