@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import omni_zoo
 import pytest
 import torch
+from test_csm import run
 from tokenizers import Tokenizer
 
 from thalweg import LLM, SamplingParams
@@ -124,6 +126,29 @@ def test_long_speech_is_decoded_in_chunks(tmp_path: Any) -> None:
         samples = speaker.samples(got.outputs.data)
         assert samples.shape == wave.shape
         assert np.abs(samples - wave).max() < 1e-4
+
+
+@pytest.mark.slow
+def test_another_engine_continues_a_sequence(tmp_path: Any) -> None:
+    """As after a crash: with the tokens and the codes that were emitted. The text of each position is sent again."""
+    path = omni_zoo.make_omni(tmp_path)
+    llm, engine = open_talker(path), open_talker(path)
+    speaker = llm.llm_engine.frontend.speaker
+    settings = SpeechSettings(seed=4, temperature=3.0)
+    params = SamplingParams(max_tokens=24, detokenize=False, **speaker.sampling(settings))
+    (submission,) = llm._prepare(speaker.prompts(ASKED[1], settings), [params])
+    (request,) = submission.requests
+    tokens, frames = run(llm, request)
+    assert len(tokens) == 24
+    for known in (1, 9):
+        resumed = np.concatenate([request.tokens, np.array(tokens[:known], np.int32)])
+        rest = msgspec.structs.replace(request, tokens=resumed, frames=np.stack(frames[:known]))
+        more, codes = run(engine, rest)
+        assert more == tokens[known:]
+        assert np.array_equal(np.stack(codes), np.stack(frames[known:]))
+    (item,) = rest.inputs
+    wrong = msgspec.structs.replace(rest, inputs=(msgspec.structs.replace(item, spoken=np.zeros_like(item.spoken)),))
+    assert not np.array_equal(np.stack(run(engine, wrong)[1]), np.stack(frames[9:])), "the text changes nothing"
 
 
 def test_a_seed_means_the_same_speech(tmp_path: Any) -> None:

@@ -9,6 +9,7 @@ import io
 import sys
 import wave
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +124,32 @@ def test_answers_to_sounds_are_those_of_transformers(server: Any) -> None:
     chunks = client.chat.completions.create(**said, **speak("pcm16"), stream=True)
     parts = [chunk.choices[0].delta.model_dump(exclude_unset=True).get("audio") or {} for chunk in chunks]
     assert b"".join(base64.b64decode(part.get("data", "")) for part in parts) == data
+
+
+@pytest.mark.slow
+def test_answers_at_once_are_those_alone(server: Any) -> None:
+    """With answers that are not spoken, and readers that leave."""
+    _, client = server
+
+    def ask(text: str) -> tuple[str, str]:
+        answer = client.chat.completions.create(**{**SAID, "messages": [{"role": "user", "content": text}]}, **speak("pcm16"))
+        return answer.choices[0].message.content, answer.choices[0].message.audio.data
+
+    def leave(text: str) -> None:
+        with client.chat.completions.create(**SAID, **speak("pcm16"), stream=True) as stream:
+            for chunk in stream:
+                if "audio" in chunk.choices[0].delta.model_dump(exclude_unset=True):
+                    return
+
+    texts = [ASKED, "hello", "c", "what?", "and then?"]
+    alone = [ask(text) for text in texts]
+    with ThreadPoolExecutor(12) as pool:
+        left, found = [pool.submit(leave, text) for text in texts], [pool.submit(ask, text) for text in texts]
+        plain = client.chat.completions.create(**SAID).choices[0].message.content
+        assert [each.result() for each in found] == alone
+        assert all(each.result() is None for each in left)
+    assert plain == alone[0][0]
+    assert len({data for _, data in alone}) > 1
 
 
 @pytest.mark.slow
