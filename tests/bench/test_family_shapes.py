@@ -46,7 +46,9 @@ MORE_PAIRS = {
 """The same of families in `family_configs`, and families whose layers run twice."""
 SEES = {
     "DeepseekOCR2ForCausalLM", "DeepseekOCRForCausalLM", "DeepseekVL2ForCausalLM", "DeepseekVLV2ForCausalLM",
-    "DotsOCRForCausalLM", "FuyuForCausalLM", "Ovis2_6ForCausalLM", "Ovis2_6_MoeForCausalLM", "Phi3VForCausalLM",
+    "DotsOCRForCausalLM", "DotsVLMForCausalLM", "FuyuForCausalLM", "HCXVisionV2ForCausalLM", "LlavaLlamaForCausalLM",
+    "LlavaMistralForCausalLM", "LlavaQwenForCausalLM", "Ovis2_6ForCausalLM", "Ovis2_6_MoeForCausalLM",
+    "Phi3VForCausalLM", "Sarashina2VisionForCausalLM",
 }  # fmt: skip
 """Text models of these are other families'."""
 SAME = {
