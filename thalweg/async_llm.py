@@ -300,11 +300,14 @@ class AsyncLLM(PauseMethods, ScaleMethods, OperationMethods, WeightTransferMetho
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End requests. Their readers get a last output with finish_reason "abort". Unknown ids are fine. internal: there is
         one form of ids here."""
-        for one in [request_id] if isinstance(request_id, str) else list(request_id):
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        for one in ids:
             self._resting.abort_waiting(one)
             last = self._drop(one)
             if last is not None:
                 self._deliver(last)
+        if self.talker is not None:
+            await self.talker.abort(ids)
 
     def _drop(self, request_id: str) -> Output | None:
         handles, last = self._client.abort(request_id)

@@ -24,6 +24,7 @@ from thalweg.config import EngineArgs
 from thalweg.media.speakers.answers import SpokenAnswer
 from thalweg.media.speakers.base import SpeechSettings
 from thalweg.server.core import speech
+from thalweg.server.errors import ApiError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
 import hearing
@@ -180,7 +181,7 @@ def test_requests_that_are_refused(server: Any) -> None:
 
 @pytest.mark.slow
 def test_a_reader_that_leaves_ends_the_speech(tmp_path: Path) -> None:
-    """The talker's request ends with it, and the engine serves the next."""
+    """The talker's request ends with it, and the engine serves the next. So it does where the request is aborted."""
     path = omni_zoo.make_omni(tmp_path)
 
     async def run() -> None:
@@ -188,7 +189,9 @@ def test_a_reader_that_leaves_ends_the_speech(tmp_path: Path) -> None:
         engine = await AsyncLLM.start(args)
         try:
             talker: Any = engine.talker
-            serving: Any = SimpleNamespace(under_way=lambda job: contextlib.nullcontext(f"{job}-1"))
+            serving: Any = SimpleNamespace(
+                under_way=lambda job: contextlib.nullcontext(f"{job}-1"), lifecycle=SimpleNamespace(cutting=False)
+            )  # fmt: skip
             settings = SpokenAnswer(settings=SpeechSettings(temperature=0), form="pcm", written=True)
             user, header = read_prompt(path, ASKED)
             for _ in range(3):
@@ -199,6 +202,13 @@ def test_a_reader_that_leaves_ends_the_speech(tmp_path: Path) -> None:
                 assert talker._open_ids()
                 await samples.aclose()
                 assert not talker._open_ids()
+            speaker = speech.AnswerSpeaker(serving, talker, talker.speaker, settings, "pcm")
+            samples = speaker.samples("a", user + header, list(range(65, 90)))
+            assert len(await anext(samples))
+            await engine.abort("a-1")
+            with pytest.raises(ApiError, match="aborted"):
+                [part async for part in samples]
+            assert not talker._open_ids()
             await engine.check_health()
         finally:
             await engine.shutdown()

@@ -14,7 +14,7 @@ from thalweg.media.speakers.answers import DISABLED, FIELDS, SPEECH, SpokenAnswe
 from thalweg.media.speakers.base import Speaker
 from thalweg.outputs import PromptStates
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
-from thalweg.server.core.serving import Serving
+from thalweg.server.core.serving import Serving, closing
 from thalweg.server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ class AnswerSpeaker:
                 async for output in outputs:
                     if output.error is not None:
                         raise ApiError(output.error, status=500)
+                    if output.outputs[0].finish_reason == "abort":
+                        cut = self.serving.lifecycle.cutting
+                        raise closing() if cut else ApiError("this request was aborted while its answer was spoken", status=499)
                     known += self._speaker.frames(output.outputs[0])
                     while len(known) >= max(FIRST, 2 * sent) or (output.finished and len(known) > sent):
                         part = known[: max(FIRST, 2 * sent)]
