@@ -130,6 +130,8 @@ FORMS = {
     "prompt": "a string, a list of strings, a list of token ids or a list of lists of token ids (0 or more each)",
     "input": "a string, a list of strings, a list of token ids or a list of lists of token ids (0 or more each)",
     "stop": "a string or a list of strings",
+    "decoder_prompt": "a string or a list of token ids",
+    "voice": "a name, or an object with the name as id",
     "content": "a string or a list of text parts",
 }
 """Forms that a field with several may have."""

@@ -6,6 +6,11 @@ import httpx
 import openai
 import pytest
 from fake_engine import FakeEngine
+from pydantic import ValidationError
+
+from thalweg.server.audio.speech_protocol import SpeechRequest
+from thalweg.server.errors import translate
+from thalweg.server.openai.protocol import CompletionRequest
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -293,3 +298,21 @@ def test_stop_strings_that_would_take_gigabytes_are_refused_with_their_budget(se
     del body["messages" if path == TEXT else "prompt"]
     said = refused(server.post(path, body), 400, "stop")
     assert said == "stop: 4194304 characters together; the limit is 4096; send fewer or shorter ones"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "words"),
+    [
+        (CompletionRequest, {"prompt": "a", "decoder_prompt": 3}, "decoder_prompt: must be a string or a list of token ids"),
+        (
+            CompletionRequest,
+            {"prompt": "a", "decoder_prompt": [["b"]]},
+            "decoder_prompt: must be a string or a list of token ids",
+        ),
+        (SpeechRequest, {"input": "a", "voice": 3}, "voice: must be a name, or an object with the name as id"),
+    ],
+)
+def test_a_field_with_several_forms_names_them(kind, body, words):
+    with pytest.raises(ValidationError) as e:
+        kind.model_validate(body)
+    assert translate(e.value).message == words
