@@ -78,7 +78,7 @@ def check_speech(serving: Serving, request: Any, prompt: dict[str, Any], params:
     """What speaks the answer to a chat. None: it is not spoken. RequestError or ApiError names the field. request: a
     ChatRequest. prompt, params: of the engine, which are completed."""
     seed = secrets.randbits(63) if params.seed is None else params.seed
-    spoken = read_modalities(request.modalities, request.audio, seed)
+    spoken = read_modalities(request.modalities, getattr(request, SPEECH), seed)
     if spoken is None:
         return None
     talker: AsyncLLM | None = getattr(serving.engine, "talker", None)
