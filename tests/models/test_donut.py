@@ -20,6 +20,7 @@ from thalweg import SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.errors import RequestError
 from thalweg.media.processors import processor
+from thalweg.models import registry
 
 ROWS, COLUMNS, NEW = 48, 32, 10
 SIZES = ((60, 40), (20, 28), (90, 30), (25, 110), (32, 48))
@@ -102,3 +103,12 @@ def test_pixels_are_those_of_transformers(tmp_path: Path) -> None:
         views, size = seen(image, ours)
         made, want = ours.source_array(views, size, 0), reader()(images=[image], return_tensors="np")["pixel_values"]
         np.testing.assert_allclose(made[1:], want.reshape(-1, COLUMNS), atol=2e-6, err_msg=f"{width} x {height}")
+
+
+def test_the_name_that_users_of_vllm_override_has_the_same_model(tmp_path: Path) -> None:
+    make(tmp_path)
+    found = []
+    for override in ({}, {"architectures": ["DonutForConditionalGeneration"], "model_type": "donut"}):
+        config = read_config(tmp_path, override)
+        found.append((registry.family(config)(config), processor(config, tmp_path)))
+    assert found[0] == found[1]

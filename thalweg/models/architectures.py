@@ -118,6 +118,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "DistilBertForSequenceClassification": f"{_FAMILIES}.distilbert:distilbert_classifier",
     "DistilBertForTokenClassification": f"{_FAMILIES}.distilbert:distilbert_of_tokens",
     "DistilBertModel": f"{_FAMILIES}.distilbert:distilbert",
+    "DonutForConditionalGeneration": f"{_FAMILIES}.trocr:vision_encoder_decoder",
     "Dots1ForCausalLM": f"{_FAMILIES}.dots1:dots1",
     "Dots3NoteForCausalLM": f"{_FAMILIES}.dots3_note:dots3_note",
     "Dots3NoteForConditionalGeneration": f"{_FAMILIES}.dots3_note:dots3_note",

@@ -228,6 +228,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "DeepseekVLForConditionalGeneration": deepseek_vl,
     "DeepseekVLHybridForConditionalGeneration": deepseek_vl_hybrid,
     "DeepseekVLV2ForCausalLM": deepseek_vl2,
+    "DonutForConditionalGeneration": _vision_encoder_decoder,
     "DotsOCRForCausalLM": dots_ocr,
     "DotsVLMForCausalLM": dots_vlm,
     "Eagle2_5_VLForConditionalGeneration": eagle2_5,

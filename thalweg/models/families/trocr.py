@@ -21,9 +21,10 @@ NAMES = (
 
 
 def vision_encoder_decoder(config: Config) -> ModelSpec:
-    """Any encoder and any decoder, of which those of TrOCR and Donut are supported."""
+    """Any encoder and any decoder, of which those of TrOCR and Donut are supported. Users of vLLM override Donut's `model_type`
+    with "donut"."""
     kind, eye = text(config, "model_type", "trocr"), text(vision_config(config), "model_type", "vit")
-    if (eye, kind) == ("donut-swin", "mbart") and not is_blind(config):
+    if eye == "donut-swin" and kind in ("mbart", "donut") and not is_blind(config):
         return donut(config)
     if is_blind(config) or kind != "trocr" or eye not in LEARNED:
         raise UnsupportedModelError(
