@@ -88,7 +88,7 @@ QUERIES: dict[str, Seeing] = {
             "MiniCPMV4_7Config",
             {
                 "model_type": "qwen3_5_text", "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-                "linear_key_head_dim": 24, "linear_value_head_dim": 16, "max_position_embeddings": 1024,
+                "linear_key_head_dim": 24, "linear_value_head_dim": 16, "max_position_embeddings": 1024, "vocab_size": 304,
                 "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
             },
             {**SIGLIP, "image_size": 24, "num_hidden_layers": 3, "model_type": "minicpmv4_7_vision"}, "<|image_pad|>",

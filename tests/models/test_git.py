@@ -114,6 +114,14 @@ def test_a_prompt_begins_with_the_image(tmp_path: Path) -> None:
     assert (ours.count((3, 4)), ours.single, ours.together) == (VECTORS, True, True)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_bias_of_logits_is_loaded(tied: bool, tmp_path: Path) -> None:
+    make(tmp_path)
+    config = {**read_config(tmp_path), "tie_word_embeddings": tied}
+    spec: Any = registry.family(config)(config)
+    assert (spec.head, spec.head_bias, spec.tied, spec.rename("output.bias")) == ("output", True, tied, "output.bias")
+
+
 def test_absent_keys_have_the_defaults_of_transformers(tmp_path: Path) -> None:
     whole = transformers.GitConfig()
     whole.architectures = ["GitForCausalLM"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from thalweg.checkpoint.config import BESIDE, Config
+from thalweg.checkpoint.config import BESIDE, Config, real
 from thalweg.models.families.bert_decoder import causal
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.multimodal import is_blind, seeing
@@ -23,18 +23,20 @@ NAMES = (
     ("git.image_encoder.vision_model.", "model.vision_tower."), ("git.image_encoder.", "model.vision_tower."),
     (f"git.{PROJECTOR}", f"model.{PROJECTOR}"),
 )  # fmt: skip
+HEAD = "output"
 UNREAD = ("git.img_temporal_embedding.", "img_temporal_embedding.")
 """Of videos."""
 
 
 def git(config: Config) -> ModelSpec:
     plain = {"type_vocab_size": 1, "tie_word_embeddings": False, **config, "is_decoder": True}
-    made = causal(plain, "git.", "output")
+    made = causal(plain, "git.", HEAD)
     layers = tuple(_span(each) for each in made.layers)
     learned = tuple(each for each in made.learned if each.by == "position")
-    made = replace(made, layers=layers, learned=learned, overlays_last=True)
+    made = replace(made, layers=layers, learned=learned, overlays_last=True, head=HEAD)
+    unread = tuple(name for name in made.names.skip if name != f"{HEAD}.bias")  # the matrix has no part of another name
     blind = ("model.vision_tower.", f"model.{PROJECTOR}") if is_blind(config) else ()
-    return seeing(made, config, _encoder, replace=(*NAMES, *made.names.replace), skip=(*made.names.skip, *UNREAD, *blind))
+    return seeing(made, config, _encoder, replace=(*NAMES, *made.names.replace), skip=(*unread, *UNREAD, *blind))
 
 
 def _span(layer: Layer) -> Layer:
@@ -47,7 +49,7 @@ def _encoder(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """All layers, and the norm behind them."""
     said = {**VISION, **vision_config(config), "model_type": "clip_vision_model"}
     around = {**config, BESIDE: {**outer_config(config), "vision_config": said}}
-    hidden, norm = hidden_size(config), LayerNorm("1", hidden_size(config), float(said["layer_norm_eps"]))
+    hidden, norm = hidden_size(config), LayerNorm("1", hidden_size(config), real(said, "layer_norm_eps"))
     step = ProjectorLayer("0", size(said, "hidden_size", 768), hidden, True, norm=norm)
     projector = ProjectorSpec(root=f"model.{PROJECTOR}", steps=(step,))
     return encoder(around, size(said, "num_hidden_layers", 12), projector, normed=True)
