@@ -55,7 +55,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(name, platform, tm
         np.testing.assert_allclose(s.logprobs, chosen[s.prompt - 1 :], atol=1e-4)
 
 
-WRAPPED = {"gemma3n", "gemma4", "longcat-flash", "deepseek-v4", "qwen4-exp", "zamba2", "zaya"}
+WRAPPED = {"gemma3n", "gemma4", "inkling", "longcat-flash", "deepseek-v4", "qwen4-exp", "zamba2", "zaya"}
 """Whose last layers are given something of every token beside what the layer before gives."""
 
 
