@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import BESIDE, read_config
-from thalweg.checkpoint.spelling import TALKER
 from thalweg.errors import CheckpointError, RequestError, UnsupportedModelError
 from thalweg.media.speakers.base import SpeechSettings
 from thalweg.models import registry
@@ -22,7 +21,7 @@ from thalweg.params import PoolingParams
 
 ASKED = ["hello", "what is a much longer question than that one?", "c"]
 GREEDY = SpeechSettings(voice="chelsie", temperature=0)
-ONLY = {"architectures": [TALKER]}
+ONLY = {"architectures": ["Qwen3OmniMoeTalkerForConditionalGeneration"]}
 
 
 def open_talker(path: Any, platform: str = "cpu", **more: Any) -> LLM:

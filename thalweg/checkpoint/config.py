@@ -66,7 +66,7 @@ def read_config(
         _finite(value, f"hf_overrides: {key}")
         config.update(value if key == "text_config" and isinstance(value, dict) else {key: value})
     _finite(config, str(file))
-    if architecture(config, file) == TALKER:
+    if architecture(config, file).endswith(TALKER):
         config = select_talker(config)
     near = () if file == Path(path) else quantised.FILES
     beside = {name: read_object(file.with_name(name)) for name in near if file.with_name(name).is_file()}

@@ -278,8 +278,9 @@ ENCODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 model's. Its prompts are one placeholder."""
 THINKER = "thinker_config"
 """Key in models with audio output: the part that generates text from text, images and audio."""
-TALKER = "Qwen3OmniMoeTalkerForConditionalGeneration"
-"""Architecture of the part of such a model that speaks. No file names it: `hf_overrides` does."""
+TALKER, WHOLE = "TalkerForConditionalGeneration", "ForConditionalGeneration"
+"""Ends of the architectures of the part of such a model that speaks, which no file names but `hf_overrides` does, and of the
+model."""
 THINKER_WORDS, THINKER_WIDTH = "thinker_vocab_size", "thinker_hidden_size"
 """Keys in the configuration of that part: sizes of the part that generates text."""
 PAIRS: Mapping[str, str] = {"speech-encoder-decoder": "audio_config", "vision-encoder-decoder": "vision_config"}
@@ -392,7 +393,7 @@ def select_talker(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(around, dict) or not isinstance(inner, dict):
         raise CheckpointError("config.json: talker_config: text_config: missing, so there is no part that speaks")
     sizes = {THINKER_WORDS: config.get("vocab_size"), THINKER_WIDTH: config.get("hidden_size")}
-    made = canonical_config({**inner, "architectures": [TALKER], "dtype": config.get("dtype"), **sizes})
+    made = canonical_config({**inner, "architectures": config["architectures"], "dtype": config.get("dtype"), **sizes})
     return {**made, BESIDE: around}
 
 

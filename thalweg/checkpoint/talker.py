@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg.checkpoint.config import BESIDE, Config, architecture, integer
+from thalweg.checkpoint.spelling import TALKER, WHOLE
 from thalweg.errors import CheckpointError
 
-THINKER = "Qwen3OmniMoeForConditionalGeneration"
-"""Architecture of models with a talker."""
 SPECIAL = 1024
 """Tokens at the end of the vocabulary that are no codes."""
 PROMPT = ("codec_nothink_id", "codec_think_bos_id", "codec_think_eos_id", "codec_pad_id", "codec_bos_id")
@@ -26,7 +25,12 @@ def around(config: Config) -> Config:
 def has_talker(config: Config) -> bool:
     """Can a part of this model speak its answers?"""
     part = around(config).get("talker_config")
-    return architecture(config) == THINKER and isinstance(part, dict) and isinstance(part.get("text_config"), dict)
+    return isinstance(part, dict) and isinstance(part.get("text_config"), dict)
+
+
+def name_talker(config: Config) -> str:
+    """The architecture of the part that speaks, of a model that has it (`has_talker`)."""
+    return architecture(config).removesuffix(WHOLE) + TALKER
 
 
 def talker_config(config: Config) -> Mapping[str, Any]:

@@ -189,7 +189,6 @@ class Decoder:
     def __init__(self, ctx: Context, s: spec.ModelSpec) -> None:
         self.spec, self.mesh, self.max_len, self.formats = s, ctx.mesh, ctx.max_len, ctx.formats
         self.vocab, self.hidden, self.dtype, self.adapters = s.vocab, s.hidden, ctx.dtype, ctx.adapters
-        self.formats = ctx.formats
         kinds = sizes.cache_specs(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.mesh.tensor.size, ctx.kv_skip)
         weights: Mapping[str, Any] = s.weights()
         owners, kept = sizes.owners(s), list(dict.fromkeys(k for k in kinds if k is not None))
@@ -240,19 +239,8 @@ class Decoder:
             assert s.text is not None
             self._text = TextEncoder(replace(ctx, adapters=None), s.text, weights["text"], Block, self.embed)
             ends["text"] = self._text
-        self.specs: dict[str, Any] = {
-            "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes) if not rope.scaled},
-            "layers": {i: block.specs for i, block in self.blocks.items()},
-        }
-        if self._embed is not None:
-            self.specs["embed"] = self._embed.specs
-        if any(rope.sections for rope in ropes):
-            self.specs["axes"] = {i: _axes_spec(rope.axes or (0,) * (rope.dim // 2)) for i, rope in enumerate(ropes)}
-            self.specs["second_axes"] = {i: _axes_spec(rope.second) for i, rope in enumerate(ropes) if rope.second}
         self._axis_count = max([3, *(1 + axis for rope in ropes for axis in (*rope.axes, *rope.second))])
-        if self._learned:
-            self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
-        self.specs |= {key: part.specs for key, part in ends.items()}
+        self.specs: dict[str, Any] = self._list_specs(ropes, ends)
         self.layouts: tuple[KVLayout | tuple[KVLayout, ...], ...] = tuple(
             mixers[i].layout if i in mixers else () for i in range(len(places))
         )
@@ -267,6 +255,22 @@ class Decoder:
         )
         """Per group: the backend that makes StepBatch.metadata, and the spec it makes it for, that of all its mixers. None: its
         mixers attend to nothing."""
+
+    def _list_specs(self, ropes: Sequence[spec.Rope], ends: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of this stage. ends: its parts outside layers, by key."""
+        specs: dict[str, Any] = {
+            "rope": {i: _table_spec(rope, self.max_len) for i, rope in enumerate(ropes) if not rope.scaled},
+            "layers": {i: block.specs for i, block in self.blocks.items()},
+        }
+        if self._embed is not None:
+            specs["embed"] = self._embed.specs
+        if any(rope.sections for rope in ropes):
+            specs["axes"] = {i: _axes_spec(rope.axes or (0,) * (rope.dim // 2)) for i, rope in enumerate(ropes)}
+            specs["second_axes"] = {i: _axes_spec(rope.second) for i, rope in enumerate(ropes) if rope.second}
+        if self._learned:
+            specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
+        specs |= {key: part.specs for key, part in ends.items()}
+        return specs
 
     @property
     def aligns(self) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 
 from thalweg.checkpoint import config as hf
 from thalweg.checkpoint import hub
-from thalweg.checkpoint.talker import THINKER, has_talker
+from thalweg.checkpoint.talker import has_talker
 from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.config import EngineArgs, EngineConfig, check_args
 from thalweg.engine.client.grammars import StructuredOutputs
@@ -103,7 +103,7 @@ def locate(args: EngineArgs) -> ResolvedModel:
         split_speculator(chosen, path)  # a drafter whose target is a drafter, such as itself, is refused
     config = checkpoint_config.read(chosen, path)
     if args.enable_talker and not has_talker(config):
-        raise ConfigError(f"enable_talker: only {THINKER} with a talker speaks its answers; omit it")
+        raise ConfigError("enable_talker: config.json describes no talker, the part that speaks answers; omit it")
     resolved = msgspec.structs.replace(resolve_drafter(chosen), model=str(path))
     check_args(resolved)
     return ResolvedModel(resolved, args, path, config, hf.facts(config, path))

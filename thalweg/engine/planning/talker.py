@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from thalweg.checkpoint.config import facts
-from thalweg.checkpoint.spelling import TALKER
+from thalweg.checkpoint.talker import name_talker
 from thalweg.config import EngineArgs
 from thalweg.engine.planning import checkpoint_config, resolve
 
@@ -29,8 +29,9 @@ def talker_args(args: EngineArgs) -> EngineArgs:
     of its cache is fixed, so that either engine knows it. CheckpointError."""
     from thalweg.engine.planning.memory import plan
 
+    name = name_talker(checkpoint_config.read(args, Path(args.model)))
     made = EngineArgs(
-        **{name: getattr(args, name) for name in COPIED}, hf_overrides={"architectures": [TALKER]},
+        **{field: getattr(args, field) for field in COPIED}, hf_overrides={"architectures": [name]},
         max_num_seqs=min(args.max_num_seqs or SEQUENCES, SEQUENCES), enable_prefix_caching=False, kv_cache_memory_bytes=1 << 40,
     )  # fmt: skip
     read = facts(checkpoint_config.read(made, Path(made.model)), made.model)
