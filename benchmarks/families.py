@@ -67,21 +67,21 @@ mamba-2.8b have these."""
 def shrink(config: dict[str, Any], architecture: str) -> dict[str, Any]:
     """A configuration, as `canonical_config` returns it, cut to two layers and few tokens and experts."""
     whole = int(config.get("num_hidden_layers") or LAYERS)
-    made = {**config, "architectures": [architecture], "num_hidden_layers": LAYERS}
+    result = {**config, "architectures": [architecture], "num_hidden_layers": LAYERS}
     for key, value in config.items():
         if key in NUMBERS and isinstance(value, list):
-            made[key] = [n for n in value if n < LAYERS] or ([1] if value else [])
+            result[key] = [n for n in value if n < LAYERS] or ([1] if value else [])
         elif isinstance(value, list) and len(value) == whole and whole != LAYERS:
-            made[key] = cut(value)
+            result[key] = cut(value)
         elif key in SPANS and isinstance(value, int):
-            made[key] = 0 if key == "num_kv_shared_layers" else min(value, 1)
+            result[key] = 0 if key == "num_kv_shared_layers" else min(value, 1)
         elif (key in COUNTS or key in TOPS) and isinstance(value, int):
-            made[key] = min(value, EXPERTS if key in COUNTS else SPARSE)
+            result[key] = min(value, EXPERTS if key in COUNTS else SPARSE)
         elif key.endswith("_token_id"):
-            made[key] = None if value is None or isinstance(value, list) else min(int(value), VOCABULARY - 1)
-    if int(made.get("vocab_size") or 0) > VOCABULARY:
-        made["vocab_size"] = VOCABULARY
-    return {key: drop_infinity(value) for key, value in made.items()}
+            result[key] = None if value is None or isinstance(value, list) else min(int(value), VOCABULARY - 1)
+    if int(result.get("vocab_size") or 0) > VOCABULARY:
+        result["vocab_size"] = VOCABULARY
+    return {key: drop_infinity(value) for key, value in result.items()}
 
 
 def cut(each: list[Any]) -> list[Any]:
@@ -119,17 +119,17 @@ def write_config(kind: str, architecture: str, folder: Path) -> str | None:
     from thalweg.checkpoint.spelling import canonical_config
 
     if kind in CONFIGS:
-        made = {"model_type": kind, **CONFIGS[kind][1], "architectures": [architecture]}
-        (folder / "config.json").write_text(json.dumps(made))
+        result = {"model_type": kind, **CONFIGS[kind][1], "architectures": [architecture]}
+        (folder / "config.json").write_text(json.dumps(result))
         return None
     try:
         whole = {**CONFIG_MAPPING[kind]().to_dict(), **SHAPES.get(kind, {})}
-        made = shrink(canonical_config({**whole, "architectures": [architecture]}), architecture)
+        result = shrink(canonical_config({**whole, "architectures": [architecture]}), architecture)
     except Exception as e:  # whatever a configuration class raises
         return f"transformers: {type(e).__name__}: {e}"
-    if int(made.get("hidden_size") or 0) < SMALLEST:
-        return f"its default has a hidden size of {made.get('hidden_size')}: add one to SHAPES"
-    (folder / "config.json").write_text(json.dumps(made, default=str))
+    if int(result.get("hidden_size") or 0) < SMALLEST:
+        return f"its default has a hidden size of {result.get('hidden_size')}: add one to SHAPES"
+    (folder / "config.json").write_text(json.dumps(result, default=str))
     return None
 
 

@@ -90,8 +90,8 @@ def compare(args: argparse.Namespace, path: Path) -> dict[str, object]:
 
 def ours(llm: LLM, sounds: list[np.ndarray], tokens: int) -> None:
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
-    asked = [{"prompt_token_ids": [START], "multi_modal_data": {"audio": s}} for s in sounds]
-    llm.generate(asked, params, use_tqdm=False)
+    requested = [{"prompt_token_ids": [START], "multi_modal_data": {"audio": s}} for s in sounds]
+    llm.generate(requested, params, use_tqdm=False)
 
 
 @torch.inference_mode()

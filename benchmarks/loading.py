@@ -36,9 +36,9 @@ def timed(work: Callable[[], object], runs: int) -> tuple[float, float]:
     took = []
     for _ in range(runs + 1):
         wall, cpu = time.monotonic(), time.process_time()
-        made = work()
+        result = work()
         took.append((time.monotonic() - wall, time.process_time() - cpu))
-        del made
+        del result
     return statistics.median(t[0] for t in took[1:]), statistics.median(t[1] for t in took[1:])
 
 

@@ -84,15 +84,15 @@ def measure(args: argparse.Namespace) -> Found:
     judge = GrammarValidator(lambda: words)
     try:
         for i, (name, held) in enumerate(schemas(args.data, args.sample, args.seed)):
-            asked = GrammarRequest(kind="json", text=json.dumps(held["schema"]))
+            requested = GrammarRequest(kind="json", text=json.dumps(held["schema"]))
             try:
-                source = judge.source(asked)
+                source = judge.source(requested)
             except GrammarError as e:
                 found.refused[e.why[:60]] += 1
                 continue
             found.served += 1
             began = time.perf_counter()
-            compiler.try_first(source_of(asked).text)
+            compiler.try_first(source_of(requested).text)
             found.compile_ms.append((time.perf_counter() - began) * 1e3)
             for test in held.get("tests", ()):
                 text = json.dumps(test["data"], ensure_ascii=False)

@@ -54,9 +54,9 @@ def write_checkpoint(folder: Path) -> None:
             "mlp.down_proj": (h, i), "input_layernorm": (h,), "post_attention_layernorm": (h,),
         }  # fmt: skip
         shapes |= {f"model.layers.{n}.{name}.weight": shape for name, shape in layer.items()}
-    made = torch.Generator().manual_seed(0)
+    result = torch.Generator().manual_seed(0)
     save_file(
-        {name: (torch.randn(shape, generator=made) * 0.02).bfloat16() for name, shape in shapes.items()},
+        {name: (torch.randn(shape, generator=result) * 0.02).bfloat16() for name, shape in shapes.items()},
         folder / "model.safetensors", {"format": "pt"},
     )  # fmt: skip
 

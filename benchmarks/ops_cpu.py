@@ -108,11 +108,11 @@ def step_of(
     table[:] = 1 + np.arange(table.size).reshape(table.shape)
     batch = sequences.batch_of(table, context, [query] * len(context))
     batch.uniform = int(query == 1 and recorded)
-    made = device.alloc_kv(backend.layout(spec, BLOCK), table.size + 1)
-    if made.is_floating_point():
-        made.normal_()
+    result = device.alloc_kv(backend.layout(spec, BLOCK), table.size + 1)
+    if result.is_floating_point():
+        result.normal_()
     else:
-        made.fill_(64)  # a scale of these bytes is about 3
+        result.fill_(64)  # a scale of these bytes is about 3
     width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     row = torch.from_numpy(rng.standard_normal((batch.tokens.shape[0], width), np.float32)).to(getattr(torch, spec.dtype))
     cuts = [spec.heads * spec.head_dim, *[spec.kv_heads * spec.head_dim] * 2]
@@ -123,7 +123,7 @@ def step_of(
             _, kv = layer(q, k, v, kv, b)
         return kv, StepResult(b.slots[:, None], b.query)
 
-    run = device.compile(step, None, StateBox(made), None, None)
+    run = device.compile(step, None, StateBox(result), None, None)
 
     def call() -> object:
         batch.metadata = (backend.metadata(batch, 0, spec, None),)
@@ -276,8 +276,8 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--isa", default="", help="instruction set of the compiled kernels (default: the best)")
     parser.add_argument("--only", choices=("attention", "long", "latents", "layer", "caches", "formats", "compressed", "ops"))
-    asked = parser.parse_args()
-    options = CpuOptions(asked.threads, asked.isa)
+    requested = parser.parse_args()
+    options = CpuOptions(requested.threads, requested.isa)
     device = CpuPlatform().with_options(options).open(Place())
     print(f"{device.info.name}, {device.info.cores} threads, {dict(device.info.notes)}")
     parts = {
@@ -285,5 +285,5 @@ if __name__ == "__main__":
         "formats": formats, "compressed": lambda _: compressed(options), "ops": ops,
     }  # fmt: skip
     for name, part in parts.items():
-        if asked.only in (None, name) and (name != "long" or device.info.cores > 1):
+        if requested.only in (None, name) and (name != "long" or device.info.cores > 1):
             part(device)

@@ -107,11 +107,11 @@ def count_bytes(model: Path, dtype: str) -> dict[str, list[int]]:
 
     def load_rank(mesh: Mesh, rank: int) -> int:
         counted[0] = 0
-        made = build(
+        result = build(
             declare(read_config(model), model)[0], binder=Binder(device.kernels), attention=device.attention, mesh=mesh,
             dtype=dtype, max_len=64, block_tokens=16,
         )  # fmt: skip
-        load_params(made, model, device, progress=False, ranks=(rank,))
+        load_params(result, model, device, progress=False, ranks=(rank,))
         return counted[0]
 
     Checkpoint.read = note  # type: ignore[method-assign,assignment]

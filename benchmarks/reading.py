@@ -78,13 +78,13 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--dir", type=Path)
-    said = parser.parse_args()
+    args = parser.parse_args()
     ways = {"plain": plain, "together": together, "mapped": mapped}
     rates: dict[str, list[float]] = {way: [] for way in ways}
-    with tempfile.TemporaryDirectory(dir=said.dir) as name:
+    with tempfile.TemporaryDirectory(dir=args.dir) as name:
         folder = Path(name)
-        write(folder, said.shards, (said.mib << 20) // said.shards)
-        for _ in range(said.runs):
+        write(folder, args.shards, (args.mib << 20) // args.shards)
+        for _ in range(args.runs):
             for way, run in ways.items():
                 drop(folder)
                 start = time.perf_counter()

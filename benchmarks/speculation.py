@@ -86,10 +86,10 @@ def compare(
     least = {(method, name): float("inf") for method in engines for name in work}
     before = {m: llm.stats() for m, llm in engines.items()}
     for repeat in range(repeats):
-        for name, asked in work.items():
+        for name, requested in work.items():
             texts = []
             for method, llm in list(engines.items())[:: 1 - 2 * (repeat % 2)]:
-                seconds, text = run(llm, asked, clock)
+                seconds, text = run(llm, requested, clock)
                 least[method, name] = min(least[method, name], seconds)
                 texts.append(text)
             if any(text != texts[0] for text in texts):

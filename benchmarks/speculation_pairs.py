@@ -56,14 +56,14 @@ class Pair:
 
     def layers(self, config: Mapping[str, Any], qk_norm: bool) -> dict[str, Tensor]:
         """Weights of a Llama-like model, without embedding and output matrix."""
-        made = {}
+        result = {}
         for name, shape in weights.shapes(config, qk_norm).items():
             if "norm" in name:
-                made[name] = torch.ones(shape, dtype=torch.bfloat16)
+                result[name] = torch.ones(shape, dtype=torch.bfloat16)
             elif not name.startswith(("model.embed_tokens", "lm_head")):
                 scale = LAYER_SCALE if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-                made[name] = self._draw(*shape) * (scale * 0.02)
-        return made
+                result[name] = self._draw(*shape) * (scale * 0.02)
+        return result
 
 
 def describe(vocab: int | None, layers: int | None, **more: Any) -> dict[str, Any]:

@@ -101,9 +101,9 @@ def measure(a: argparse.Namespace, work: Path, name: str) -> dict[str, Any]:
         for repeat in range(a.repeats):
             for key in list(found)[:: 1 - 2 * (repeat % 2)]:
                 found[key].append(sessions[key].ask([prompt], a.new))
-    made = summarise(a, found) | compute_limits(a, work, name)
-    print(f"{name:10} {made}", file=sys.stderr, flush=True)
-    return made
+    result = summarise(a, found) | compute_limits(a, work, name)
+    print(f"{name:10} {result}", file=sys.stderr, flush=True)
+    return result
 
 
 def summarise(a: argparse.Namespace, found: dict[str, list[Any]]) -> dict[str, Any]:
@@ -128,18 +128,18 @@ def compute_limits(a: argparse.Namespace, work: Path, name: str) -> dict[str, fl
 def paths(a: argparse.Namespace, work: Path) -> dict[str, Path]:
     """The models by name, made once."""
     folder = work / f"{a.acceptance}-{a.vocab or 'all'}-{a.layers or 'all'}-{a.draft_layers}"
-    made = {name: folder / name for name in ("target", "draft", "mtp")}
-    if not made["mtp"].exists():
+    result = {name: folder / name for name in ("target", "draft", "mtp")}
+    if not result["mtp"].exists():
         print("making models of random weights ...", file=sys.stderr, flush=True)
         make_draft_pair(folder, a.acceptance, a.vocab, a.layers, a.draft_layers)
         make_mtp_model(folder, a.acceptance, a.vocab, a.layers)
-    return made
+    return result
 
 
 def prepare(a: argparse.Namespace, work: Path, envs: Path, name: str) -> Case:
-    made, known = paths(a, work), "thalweg" if name == "mtp" else name
+    result, known = paths(a, work), "thalweg" if name == "mtp" else name
     engine = engines.ENGINES[known]
-    target, draft = (made["mtp"], None) if name == "mtp" else (made["target"], made["draft"])
+    target, draft = (result["mtp"], None) if name == "mtp" else (result["target"], result["draft"])
     target, draft = (None if p is None else prepared(engine.weights["bf16"], p, work, envs) for p in (target, draft))
     assert target is not None
     return Case(name, target, draft, str(engines.DRIVERS / engine.driver), engines.python(envs, known))

@@ -115,12 +115,12 @@ def steps_of(args: argparse.Namespace, jump: bool) -> tuple[int, int, list[list[
     core.add(
         [EngineRequest(handle=i, tokens=np.arange(i, i + 8, dtype=np.int32), prompt_len=8, sampling=sampling) for i in range(4)]
     )
-    said: list[list[int]] = [[] for _ in range(4)]
+    answers: list[list[int]] = [[] for _ in range(4)]
     while core.has_work:
         out = core.step()
         for handle, token in zip(out.handles.tolist(), out.tokens.tolist(), strict=True) if out is not None else ():
-            said[handle].append(token)
-    return core.stats().steps, sum(map(len, said)), said
+            answers[handle].append(token)
+    return core.stats().steps, sum(map(len, answers)), answers
 
 
 def main() -> None:
@@ -135,13 +135,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     words = vocabulary(args.vocab)
-    made = Compiler(words)
+    result = Compiler(words)
     forms = [
         source_of(GrammarRequest(kind="json", text=json.dumps(SCHEMA))),
         source_of(GrammarRequest(kind="regex", text=ANY_TEXT)),
     ]
     for form in forms:
-        made.try_first(form.text)
+        result.try_first(form.text)
     grammars = Grammars(lambda: words)
     some = round(args.share * args.seqs)
     rows: list[dict[str, Any]] = []
@@ -155,13 +155,13 @@ def main() -> None:
     middle = {k: float(np.median([r[k] for r in rows])) for k in rows[0]}
     print(f"{args.seqs} sequences, {some} with a schema, depth {args.depth}, steps of {args.step_ms:g} ms, {args.vocab} tokens")
     print(f"free, nobody constrained     {middle['alone']:8.1f} tokens/s each")
-    said = {
+    answers = {
         "free, beside a schema": "beside",
         "free, beside any text": "beside allowed",
         "any text": "allowed",
         "a schema": "chosen",
     }
-    for label, name in said.items():
+    for label, name in answers.items():
         print(f"{label:28} {middle[name]:8.1f} tokens/s each   {middle[name] / middle['alone']:6.1%}")
     (without, tokens, texts), (jumps, _, same) = steps_of(args, False), steps_of(args, True)
     assert texts == same, "a jump changed a text"

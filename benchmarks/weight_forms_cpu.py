@@ -47,15 +47,15 @@ def _super(bits: int, group: int, mins: bool) -> Callable[[torch.Tensor], QTenso
         return ((parts / unit).round() * unit).reshape(values.shape)
 
     def make(weight: torch.Tensor) -> QTensor:
-        made = quantise(weight, WeightFormat("int", 8 if bits > 4 else 4, group, symmetric=not mins, mins=mins))
-        data = dict(made.data)
+        result = quantise(weight, WeightFormat("int", 8 if bits > 4 else 4, group, symmetric=not mins, mins=mins))
+        data = dict(result.data)
         data["scales"] = whole(data["scales"])
         if mins:
             data["mins"] = whole(data["mins"])
         most = 1 << (bits - 1)
         if bits == 6:
             data["codes"] = (data["codes"] // 4).clamp(-most, most - 1)
-        return QTensor(made.format, made.shape, data)
+        return QTensor(result.format, result.shape, data)
 
     return make
 
@@ -70,8 +70,8 @@ def _half(format: WeightFormat) -> Callable[[torch.Tensor], QTensor]:
     """With scales that a 16-bit float holds, as files have them."""
 
     def make(weight: torch.Tensor) -> QTensor:
-        made = quantise(weight, format)
-        return QTensor(made.format, made.shape, {**made.data, "scales": made.data["scales"].half().float()})
+        result = quantise(weight, format)
+        return QTensor(result.format, result.shape, {**result.data, "scales": result.data["scales"].half().float()})
 
     return make
 
@@ -104,11 +104,11 @@ def layers(device: Device, case: Case | None, weights: Sequence[torch.Tensor]) -
     """The kernel's name, and the layers as functions of rows."""
     form, calls, name = DENSE, [], ""
     for weight in weights:
-        made = QTensor(DENSE, (OUT, IN), {"weight": weight}) if case is None else case.make(weight)
-        form = made.format
+        result = QTensor(DENSE, (OUT, IN), {"weight": weight}) if case is None else case.make(weight)
+        form = result.format
         binder = Binder(device.kernels)
         bound = binder.bind(bodies.linear, dtype=BASE, in_features=IN, out_features=OUT, **linear_spec(form))
-        packed, name = bound.pack(made), bound.choice.kernel
+        packed, name = bound.pack(result), bound.choice.kernel
         calls.append(lambda x, bound=bound, packed=packed: bound(x, packed))
     return name, calls
 
@@ -157,13 +157,17 @@ if __name__ == "__main__":
         help="one thread, and the time it had a core: says more where others use the machine",
     )  # fmt: skip
     parser.add_argument("--output-json", type=Path)
-    asked = parser.parse_args()
-    device = CpuPlatform().with_options(CpuOptions(1 if asked.processor_time else asked.threads, asked.isa)).open(Place())
+    requested = parser.parse_args()
+    device = (
+        CpuPlatform()
+        .with_options(CpuOptions(1 if requested.processor_time else requested.threads, requested.isa))
+        .open(Place())
+    )
     load = os.getloadavg()[0]
     report = (
-        {"clock": "processor time" if asked.processor_time else "wall"}
-        | run(device, asked.only, asked.repeats, time.thread_time if asked.processor_time else time.perf_counter)
+        {"clock": "processor time" if requested.processor_time else "wall"}
+        | run(device, requested.only, requested.repeats, time.thread_time if requested.processor_time else time.perf_counter)
         | {"load_before": load, "load_after": os.getloadavg()[0]}
     )
-    if asked.output_json:
-        asked.output_json.write_text(json.dumps(report, indent=1) + "\n")
+    if requested.output_json:
+        requested.output_json.write_text(json.dumps(report, indent=1) + "\n")

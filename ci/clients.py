@@ -136,14 +136,14 @@ def run(client: Client, server: Server, args: argparse.Namespace) -> str:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         try:
-            said, _ = process.communicate(timeout=args.timeout)
+            output, _ = process.communicate(timeout=args.timeout)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            said, _ = process.communicate()
-            return f"took longer than {args.timeout:.0f} s: {said[-300:]!r}"
+            output, _ = process.communicate()
+            return f"took longer than {args.timeout:.0f} s: {output[-300:]!r}"
     if args.keep:
-        print(said)
-    return server.judge(process.returncode, re.sub(r"\x1b\[[0-9;]*m", "", said))
+        print(output)
+    return server.judge(process.returncode, re.sub(r"\x1b\[[0-9;]*m", "", output))
 
 
 if __name__ == "__main__":

@@ -82,12 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=[r.name for r in ROWS], help="rows, beside bf16")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
-    said = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         text = calibration(Path(folder) / "text")
         for row in ROWS:
-            if row.name not in ("bf16", *said.only):
+            if row.name not in ("bf16", *args.only):
                 continue
             model, start, outputs = BUNDLED, time.monotonic(), None
             if row.written is not None:
@@ -98,14 +98,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 report = quantize(resolve_model(BUNDLED), Path(model), options, progress=False)
                 lost = [e.outputs for e in report.layers if e.outputs is not None]
                 outputs = sum(lost) / len(lost)
-            more: dict[str, Any] = {"quantization": row.online, "device": said.device, "use_tqdm_on_load": False}
-            right = judged(EngineArgs(model=model, **more), said.n, score.check_tasks(said.tasks))
+            more: dict[str, Any] = {"quantization": row.online, "device": args.device, "use_tqdm_on_load": False}
+            right = judged(EngineArgs(model=model, **more), args.n, score.check_tasks(args.tasks))
             average = sum(right.values()) / len(right)
             found.append({"format": row.name, "allowed": row.allowed, "average": average, "tasks": right, "outputs": outputs,
                           "seconds": round(time.monotonic() - start, 1)})  # fmt: skip
             print(f"{row.name}: {100 * average:.1f} %", file=sys.stderr, flush=True)
-            if said.json:
-                said.json.write_text(json.dumps({"n": said.n, "device": said.device, "rows": found}, indent=1) + "\n")
+            if args.json:
+                args.json.write_text(json.dumps({"n": args.n, "device": args.device, "rows": found}, indent=1) + "\n")
     print(table(found))
     return int(any(r["average"] < found[0]["average"] - r["allowed"] for r in found[1:]))
 

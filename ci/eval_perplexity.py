@@ -85,8 +85,8 @@ def spread(values: np.ndarray, draw: np.random.Generator) -> np.ndarray:
 def open_model(name: str, folder: Path, seed: int = 0) -> Path:
     """The GGUF file of one of MODELS. seed: of the moves off the grid."""
     source = fetch_model(name.removesuffix(SPREAD), folder)
-    made = folder / (f"{name}-{seed}.gguf" if seed else f"{name}.gguf")
-    return convert(source, "F16", made, seed) if name.endswith(SPREAD) else source
+    result = folder / (f"{name}-{seed}.gguf" if seed else f"{name}.gguf")
+    return convert(source, "F16", result, seed) if name.endswith(SPREAD) else source
 
 
 def convert(source: Path, kind: str, moved: Path | None = None, seed: int = 0) -> Path:
@@ -112,9 +112,9 @@ def convert(source: Path, kind: str, moved: Path | None = None, seed: int = 0) -
         elif kind == "F16":
             writer.add_tensor(tensor.name, values.astype(np.float16))
         else:
-            made = gguf.GGMLQuantizationType[kind]
-            coded = gguf.quants.quantize(values.astype(np.float16).astype(np.float32), made)
-            writer.add_tensor(tensor.name, coded, raw_dtype=made)
+            result = gguf.GGMLQuantizationType[kind]
+            coded = gguf.quants.quantize(values.astype(np.float16).astype(np.float32), result)
+            writer.add_tensor(tensor.name, coded, raw_dtype=result)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -136,9 +136,9 @@ def read_tokens(model: Path, tokens: int, texts: Sequence[str] = (*TEXTS, *HELD_
     """The first tokens of each text."""
     llm = LLM(str(model), max_model_len=64, max_num_seqs=1, use_tqdm_on_load=False, load_format="dummy", device="cpu")
     encode = llm.get_tokenizer().encode
-    made = [list(encode(text))[:tokens] for text in read_texts(texts)]
+    result = [list(encode(text))[:tokens] for text in read_texts(texts)]
     llm.shutdown()
-    return made
+    return result
 
 
 def perplexities(logprobs: Sequence[Sequence[float]]) -> list[float]:
@@ -216,12 +216,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in given.only:
             if row in MIXTURES and python is None:
                 continue
-            made = run_row(row, source, prompts, python, given.device)
-            rows.append({"model": name, **made})
-            theirs = made["llama.cpp"] or (None, None)
-            cells = [x for pair in zip(made["perplexity"], theirs, strict=True) for x in pair]
+            result = run_row(row, source, prompts, python, given.device)
+            rows.append({"model": name, **result})
+            theirs = result["llama.cpp"] or (None, None)
+            cells = [x for pair in zip(result["perplexity"], theirs, strict=True) for x in pair]
             columns = " | ".join("" if x is None else f"{x:.3f}" for x in cells)
-            print(f"| {name} | {row} | {made['bytes'] / 1e6:.0f} | {columns} |", flush=True)
+            print(f"| {name} | {row} | {result['bytes'] / 1e6:.0f} | {columns} |", flush=True)
             if given.json:
                 content = {"tokens": given.tokens, "seed": given.seed, "device": given.device, "rows": rows}
                 given.json.write_text(json.dumps(content, indent=1) + "\n")

@@ -144,8 +144,8 @@ def _row(feature: Feature, cells: dict[str, Any], ran: set[str]) -> str:
     for platform, letter in zip(PLATFORMS, letters, strict=True):
         if letter in "Rr" and platform not in ran:
             raise ValueError(f"{feature.name}: {platform} has run on no device: run the conformance kit there first")
-    said = " | ".join(WORDS[x] for x in letters)
-    return f"| {feature.name} | {said} | {_remarks(feature)} |".replace("|  |", "| |")
+    words = " | ".join(WORDS[x] for x in letters)
+    return f"| {feature.name} | {words} | {_remarks(feature)} |".replace("|  |", "| |")
 
 
 def level(feature: Feature, platform: str, cells: dict[str, Any]) -> str:
@@ -169,17 +169,17 @@ def _remarks(row: Feature | Service) -> str:
 
 def _links(shown: Iterable[str]) -> str:
     """Commands as code, and files as links from docs/. ValueError for a file that is missing."""
-    made = []
+    result = []
     for name in shown:
         if name.startswith(COMMANDS):
-            made.append(f"`{name}`")
+            result.append(f"`{name}`")
             continue
         path = ROOT / name
         if not path.exists():
             raise ValueError(f"docs/support.md: {name} is missing")
         inside = name.removeprefix("docs/")
-        made.append(f"[{path.name}]({inside if inside != name else '../' + name})")
-    return ", ".join(made)
+        result.append(f"[{path.name}]({inside if inside != name else '../' + name})")
+    return ", ".join(result)
 
 
 if __name__ == "__main__":

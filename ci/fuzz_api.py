@@ -109,8 +109,8 @@ def _fuzz(args: argparse.Namespace, url: str, folder: Path) -> int:
         paths = json.load(answer)["paths"]
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
         model = json.load(answer)["data"][0]["id"]
-    asked = [p for p in paths if args.routes == "all" or not re.search(LEFT_OUT, p)]
-    operations = sum(len(paths[p]) for p in asked)
+    requested = [p for p in paths if args.routes == "all" or not re.search(LEFT_OUT, p)]
+    operations = sum(len(paths[p]) for p in requested)
     (folder / "fuzz_hooks.py").write_text(HOOKS.replace("MODEL", model))
     report = folder / "report.har"
     command = [

@@ -22,8 +22,8 @@ def check(source: Source) -> Iterator[Finding]:
     if source.path.startswith(HOME):
         return
     for node in ast.walk(source.tree):
-        for asked in _asked(node):
-            yield Finding(source.path, _line(node), f"asks {asked}: {WHY}")
+        for requested in _asked(node):
+            yield Finding(source.path, _line(node), f"asks {requested}: {WHY}")
 
 
 def _line(node: ast.AST) -> int:

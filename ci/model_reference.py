@@ -49,7 +49,7 @@ def _table() -> str:
 
 def _names() -> str:
     found = counts()
-    said = (
+    sentence = (
         f"Of {sum(found.values())} names that users of vLLM know, {found['native']} have a family, {found['fallback']} are "
         f"served through transformers' own module, and {found['refused']} are refused (`thalweg models --counts`).\n\n"
         "| `architectures` in config.json | why there is no family |\n|---|---|\n"
@@ -58,7 +58,7 @@ def _names() -> str:
     for row in known_architectures():
         if row["served"] != "native":
             reasons.setdefault((row["served"] == "refused", row["what"]), []).append(f"`{row['architecture']}`")
-    return said + "".join(f"| {', '.join(names)} | {why} |\n" for (_, why), names in sorted(reasons.items()))
+    return sentence + "".join(f"| {', '.join(names)} | {why} |\n" for (_, why), names in sorted(reasons.items()))
 
 
 if __name__ == "__main__":

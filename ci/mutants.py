@@ -163,11 +163,11 @@ def run(arguments: str, tree: Path, seconds: float) -> tuple[int | None, float, 
 def judge(fault: Fault, arguments: str, tree: Path, seconds: float) -> Outcome:
     try:
         with injected(fault, tree):
-            code, took, said = run(arguments, tree, seconds)
+            code, took, output = run(arguments, tree, seconds)
     except (ValueError, OSError) as e:
         return Outcome(fault.name, fault.file, fault.test, str(e), 0)
     if code not in (None, 0, 1):
-        tail = said.strip().splitlines()[-1:] or [""]
+        tail = output.strip().splitlines()[-1:] or [""]
         return Outcome(fault.name, fault.file, fault.test, f"pytest ended with {code}: {tail[0]}", took)
     return Outcome(fault.name, fault.file, fault.test, {None: "timed out", 0: "survived"}.get(code, "caught"), took)
 
@@ -178,11 +178,11 @@ def clean(names: list[str], tests: dict[str, str], trees: SimpleQueue[Path], job
     def once(name: str) -> tuple[str, float]:
         tree = trees.get()
         try:
-            code, took, said = run(tests[name], tree, SECONDS)
+            code, took, output = run(tests[name], tree, SECONDS)
         finally:
             trees.put(tree)
         if code:
-            raise SystemExit(f"tests {name!r} ({tests[name]}) do not pass without a fault (exit status {code}):\n{said}")
+            raise SystemExit(f"tests {name!r} ({tests[name]}) do not pass without a fault (exit status {code}):\n{output}")
         return name, took
 
     with ThreadPoolExecutor(jobs) as pool:

@@ -68,8 +68,8 @@ class Figures:
         )
 
     def __str__(self) -> str:
-        said = f"{self.sentences:6} sentences {self.mean:6.1f} words each {self.long:6.1f} % above {LONG}"
-        return f"{said} {self.semicolons:6.1f} semicolons per 100"
+        line = f"{self.sentences:6} sentences {self.mean:6.1f} words each {self.long:6.1f} % above {LONG}"
+        return f"{line} {self.semicolons:6.1f} semicolons per 100"
 
 
 def split(path: str, line: int, text: str) -> Iterator[Sentence]:

@@ -150,8 +150,8 @@ def compile_all() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "compiled.json"
         subprocess.run([sys.executable, ROOT / "ci" / "gpu" / "compile.py", "--json", file], cwd=ROOT, check=False)
-        made: list[dict[str, Any]] = json.loads(file.read_text())
-        return made
+        result: list[dict[str, Any]] = json.loads(file.read_text())
+        return result
 
 
 def from_device(summary: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -180,7 +180,7 @@ def collect_evidence(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
         for op, kernels in evidence["cells"].items():
             for kernel, counts in kernels.items():
                 cells.setdefault(file, {})[run["identity"]["card"], op, kernel] = counts
-    made = {}
+    result = {}
     for file, each in cells.items():
         sums: dict[str, dict[str, dict[str, int]]] = {}
         for (_, op, kernel), counts in each.items():
@@ -188,16 +188,16 @@ def collect_evidence(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
             for word in cell:
                 cell[word] += counts[word]
         cards = sorted({card for card, _, _ in each})
-        made[file] = {"level": "executed", "platforms": platforms[file], "cards": cards, "cells": sums}
-    return made
+        result[file] = {"level": "executed", "platforms": platforms[file], "cards": cards, "cells": sums}
+    return result
 
 
 def take_ledger(folder: Path = FOLDER) -> None:
     """Evidence of devices, anew. A file of which the ledger knows nothing is removed."""
-    made = collect_evidence(load_ledger().read_entries())
+    result = collect_evidence(load_ledger().read_entries())
     for old in folder.glob(f"{DEVICE}*.json"):
         old.unlink()
-    for name, evidence in made.items():
+    for name, evidence in result.items():
         (folder / f"{name}.json").write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
 
 
@@ -211,9 +211,9 @@ def _load_script(name: str, module: str) -> Any:
     spec = importlib.util.spec_from_file_location(module, ROOT / "ci" / "gpu" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    made = sys.modules[module] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    result = sys.modules[module] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(result)
+    return result
 
 
 def make_readme_table(runs: Mapping[str, Mapping[str, Any]], folder: Path = FOLDER) -> str:
@@ -285,8 +285,10 @@ def main() -> int:
 
 
 def page() -> int:
-    made = subprocess.run([sys.executable, "-m", "thalweg", "backends", "--matrix"], capture_output=True, text=True, check=True)
-    PAGE.write_text(made.stdout)
+    result = subprocess.run(
+        [sys.executable, "-m", "thalweg", "backends", "--matrix"], capture_output=True, text=True, check=True
+    )
+    PAGE.write_text(result.stdout)
     print(f"{PAGE.relative_to(ROOT)} is up to date")
     return 0
 

@@ -30,11 +30,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in args.names or sorted(ALL):
             path = make_checkpoint(name, Path(folder) / name, tokenizer=False)
-            for ranks, said, why in compare(path, args.ranks, args.platform):
-                counts[said] += 1
-                if said != "equal":
-                    print(f"{name}, {ranks} ranks: {said} {why}", flush=True)
-    print(f"ranks {args.ranks} of {args.platform}: " + ", ".join(f"{n} {said}" for said, n in sorted(counts.items())))
+            for ranks, verdict, why in compare(path, args.ranks, args.platform):
+                counts[verdict] += 1
+                if verdict != "equal":
+                    print(f"{name}, {ranks} ranks: {verdict} {why}", flush=True)
+    print(f"ranks {args.ranks} of {args.platform}: " + ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items())))
     return 1 if counts["differ"] else 0
 
 

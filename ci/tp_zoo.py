@@ -73,7 +73,7 @@ def run_rank(args: Any) -> int:
             rig = StagedRig(path, args.stages, **more) if args.stages > 1 else Rig(path, **more)
             seqs = rig.generate(prompts(), NEW, chunk=6, budget=17)
         except Exception as e:  # the same on every rank
-            said = "refused" if isinstance(e, ConfigError) else "failed"
+            verdict = "refused" if isinstance(e, ConfigError) else "failed"
             words = f"{type(e).__name__}: {e}".replace("\n", "; ")
         else:
             device.comm.all_reduce(torch.zeros(1))
@@ -82,14 +82,14 @@ def run_rank(args: Any) -> int:
             oracle = load_reference(path, torch.float32)
             with torch.inference_mode():
                 best = [oracle(torch.tensor([s.tokens])).logits[0, s.prompt - 1 : -1].argmax(-1).tolist() for s in seqs]
-            said = "equal" if all(s.tokens[s.prompt :] == b for s, b in zip(seqs, best, strict=True)) else "differ"
+            verdict = "equal" if all(s.tokens[s.prompt :] == b for s, b in zip(seqs, best, strict=True)) else "differ"
             words = ""
-        counts[said] += 1
-        if lead and said != "equal":
-            print(f"{name}: {said} {words}", flush=True)
+        counts[verdict] += 1
+        if lead and verdict != "equal":
+            print(f"{name}: {verdict} {words}", flush=True)
     if lead:
         stages = f", {args.stages} stages" if args.stages > 1 else ""
-        print(f"{args.ranks} ranks{stages} of {args.platform}: " + ", ".join(f"{n} {said}" for said, n in counts.items()))
+        print(f"{args.ranks} ranks{stages} of {args.platform}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
     return 1 if counts["differ"] or counts["failed"] else 0
 
 

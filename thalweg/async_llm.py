@@ -88,9 +88,9 @@ class AsyncLLM(PauseMethods, ScaleMethods, OperationMethods, WeightTransferMetho
     @classmethod
     def _make(cls, frontend: Frontend, loggers: Sequence[StatLogger]) -> Self:
         """Subclasses may be made in other ways."""
-        made = cls.__new__(cls)
-        AsyncLLM.__init__(made, frontend, loggers)
-        return made
+        result = cls.__new__(cls)
+        AsyncLLM.__init__(result, frontend, loggers)
+        return result
 
     @classmethod
     def from_engine_args(
@@ -102,11 +102,11 @@ class AsyncLLM(PauseMethods, ScaleMethods, OperationMethods, WeightTransferMetho
     ) -> Self:
         """An engine that starts on first use. Errors of the model's files are raised now. start_engine_loop: start it as soon
         as an event loop runs. usage_context: nothing is reported to anyone."""
-        made = cls._make(load_frontend(locate(engine_args)), stat_loggers or ())
+        result = cls._make(load_frontend(locate(engine_args)), stat_loggers or ())
         if start_engine_loop:
             with contextlib.suppress(RuntimeError):  # no event loop runs
-                made._start_once()
-        return made
+                result._start_once()
+        return result
 
     def _start_once(self) -> asyncio.Task[None]:
         """The task that starts the engine, shared by all callers."""
@@ -166,19 +166,19 @@ class AsyncLLM(PauseMethods, ScaleMethods, OperationMethods, WeightTransferMetho
         try:
             frontend = await asyncio.to_thread(load_frontend, located)
             mark("tokenizer loaded")
-            made = cls._make(frontend, loggers)
+            result = cls._make(frontend, loggers)
         except BaseException:
             await _abandon(engine)
             raise
         if frontend.chat:
             frontend.chat.check_ahead()
         try:
-            await made._open(engine)
+            await result._open(engine)
         except BaseException:
             if frontend.chat:
                 frontend.chat.close()
             raise
-        return made
+        return result
 
     kernel_plan: list[str]
     load_seconds: float

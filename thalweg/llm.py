@@ -63,9 +63,9 @@ class LLM(ChatMethods, PoolingMethods, SpeechMethods, BeamMethods, NoWorkerCalls
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
-        made = cls.__new__(cls)
-        made._open(LLMEngine(engine_args))
-        return made
+        result = cls.__new__(cls)
+        result._open(LLMEngine(engine_args))
+        return result
 
     def _open(
         self, engine: LLMEngine, chat_template: str | None = None, parsers: tuple[str | None, str | None] = (None, None)

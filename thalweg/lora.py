@@ -59,17 +59,17 @@ class LoRARequest:
 def read_modules(words: Sequence[str]) -> list[LoRARequest]:
     """The adapters of `--lora-modules`: name=path, or an object in JSON with "name", "path" and "base_model_name".
     ConfigError names the wrong word."""
-    made: dict[str, LoRARequest] = {}
+    result: dict[str, LoRARequest] = {}
     for number, word in enumerate(words, 1):
         name, path, base = _read_module(word)
         try:
             module = LoRARequest(name, number, path, base)
         except RequestError as e:
             raise ConfigError(f"{word:.200}: {e}") from None
-        if name in made:
+        if name in result:
             raise ConfigError(f"{name:.200}: two adapters have this name")
-        made[name] = module
-    return list(made.values())
+        result[name] = module
+    return list(result.values())
 
 
 def _read_module(word: str) -> tuple[str, str, str | None]:
@@ -80,9 +80,9 @@ def _read_module(word: str) -> tuple[str, str, str | None]:
             raise ConfigError(f"{word:.200}: must be name=path, or an object in JSON with name and path")
         return name, path, None
     try:
-        said = json.loads(word)
+        value = json.loads(word)
     except ValueError as e:
         raise ConfigError(f"{word:.200}: is no JSON: {e}") from None
-    if unknown := sorted(said.keys() - {"name", "path", "base_model_name"}):
+    if unknown := sorted(value.keys() - {"name", "path", "base_model_name"}):
         raise ConfigError(f"{word:.200}: {unknown[0]}: an adapter has name, path and base_model_name")
-    return said.get("name", ""), said.get("path", ""), said.get("base_model_name")
+    return value.get("name", ""), value.get("path", ""), value.get("base_model_name")

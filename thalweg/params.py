@@ -322,10 +322,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 if isinstance(v, bool) or not isinstance(v, int | float) or math.isnan(v):
                     raise RequestError(f"logit_bias: the value of token {k} must be a number, not {v!r}", "logit_bias")
 
-        asked = self.structured_outputs
-        if isinstance(asked, dict):
-            self.structured_outputs = StructuredOutputsParams(**asked)
-        elif asked is not None and not isinstance(asked, StructuredOutputsParams):
+        requested = self.structured_outputs
+        if isinstance(requested, dict):
+            self.structured_outputs = StructuredOutputsParams(**requested)
+        elif requested is not None and not isinstance(requested, StructuredOutputsParams):
             raise RequestError("structured_outputs must be a StructuredOutputsParams", "structured_outputs")
         extra = {} if self.extra_args is None else self.extra_args
         if not isinstance(extra, dict) or not all(isinstance(k, str) for k in extra):
@@ -337,12 +337,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.extra_args and name in self.extra_args:
             self.kv_transfer_params = self.extra_args[name]
             self.extra_args = {k: v for k, v in self.extra_args.items() if k != name} or None
-        said = self.kv_transfer_params
-        if said is None:
+        handover = self.kv_transfer_params
+        if handover is None:
             return
-        if not isinstance(said, dict):
-            raise RequestError(f"{name} must be an object, not {type(said).__name__}", name)
-        flags = [said.get(key) or False for key in ("do_remote_decode", "do_remote_prefill")]
+        if not isinstance(handover, dict):
+            raise RequestError(f"{name} must be an object, not {type(handover).__name__}", name)
+        flags = [handover.get(key) or False for key in ("do_remote_decode", "do_remote_prefill")]
         if not all(isinstance(flag, bool) for flag in flags) or all(flags):
             raise RequestError(f"{name}: do_remote_decode and do_remote_prefill must be booleans, and not both true", name)
 
@@ -396,12 +396,12 @@ def _read_numbers() -> dict[str, NumberField]:
     """The numbers of SamplingParams by name, in the order of their declaration."""
     found = {}
     for name, hint in get_type_hints(SamplingParams, include_extras=True).items():
-        said = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Range)), None)
-        if said is None:
+        handover = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Range)), None)
+        if handover is None:
             continue
         kinds = get_args(hint.__origin__) or (hint.__origin__,)
         kind = next(k for k in kinds if k is not type(None))
-        found[name] = NumberField(name, kind, type(None) in kinds, said)
+        found[name] = NumberField(name, kind, type(None) in kinds, handover)
     return found
 
 

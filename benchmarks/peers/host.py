@@ -60,11 +60,13 @@ def machine() -> dict[str, Any]:
     """What the figures were taken on. cores: those this process may use."""
     lines = (PROC / "cpuinfo").read_text().splitlines()
     info = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
-    told = set(info.get("flags", "").split())
+    reported = set(info.get("flags", "").split())
     return {
         "processor": info.get("model name", platform.processor() or platform.machine()),
         "cores": len(os.sched_getaffinity(0)),
-        "instructions": sorted(told & {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8"}),
+        "instructions": sorted(
+            reported & {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8"}
+        ),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "system": platform.platform(),
     }

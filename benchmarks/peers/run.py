@@ -98,8 +98,8 @@ def entry(engine: Engine, form: str, source: Path, a: argparse.Namespace, limits
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
     command = (str(engines.python(a.envs, engine.name)), str(engines.DRIVERS / engine.driver))
-    told = engines.settings(engine, a.envs, weights, form, config, limits)
-    return Entry(engine, form, command, told, engines.environment(engine, a.envs, limits), log, config["vocab_size"])
+    reported = engines.settings(engine, a.envs, weights, form, config, limits)
+    return Entry(engine, form, command, reported, engines.environment(engine, a.envs, limits), log, config["vocab_size"])
 
 
 def measure(e: Entry, plan: Plan, out: dict[str, Any]) -> None:

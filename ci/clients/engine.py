@@ -121,8 +121,8 @@ class ScriptedEngine(FakeEngine):
         for text in (spell(s, thinking) for s in sayings for thinking in (True, False)):
             if self.allows(params, split(text)):
                 return split(text)
-        asked = params.structured_outputs
-        named = asked.asked_as or asked.constraint[0] if asked is not None else ""
+        requested = params.structured_outputs
+        named = requested.asked_as or requested.constraint[0] if requested is not None else ""
         wanted = " or ".join(repr(spell(s, False)) for s in sayings)
         self.faults.append(f"{named} allows nothing of what the model wants to say: {wanted:.400}")
         return []
@@ -132,11 +132,11 @@ class ScriptedEngine(FakeEngine):
     ) -> AsyncGenerator[RequestOutput, None]:
         prompt = bytes(ids).decode()
         self.texts.append(prompt)
-        said = await asyncio.to_thread(self.say, p, prompt)
-        size = STEP if p.output_kind is RequestOutputKind.DELTA else max(len(said), 1)
+        answer = await asyncio.to_thread(self.say, p, prompt)
+        size = STEP if p.output_kind is RequestOutputKind.DELTA else max(len(answer), 1)
         marked = frozenset(p.marked_token_ids or ())
-        for at in range(0, max(len(said), 1), size):
-            piece, last = said[at : at + size], at + size >= len(said)
+        for at in range(0, max(len(answer), 1), size):
+            piece, last = answer[at : at + size], at + size >= len(answer)
             text = "".join(mark(i) if i in marked else self.tokenizer.bytes_of(i).decode() for i in piece)
             choice = CompletionOutput(0, text, piece, finish_reason="stop" if last else None)
             yield RequestOutput(request_id, None, ids, None, [choice], last, num_cached_tokens=0)

@@ -32,17 +32,17 @@ class Server:
     faults: list[str] = field(default_factory=list)
     """Why a scripted model had nothing to say."""
 
-    def judge(self, status: int, said: str) -> str:
+    def judge(self, status: int, body: str) -> str:
         """Why the row is not right, from the client's exit status and its output. "": it is."""
         if self.faults:
             return self.faults[0]
         if status:
-            return f"ended with {status}: {said[-400:]!r}"
+            return f"ended with {status}: {body[-400:]!r}"
         if self.prompts is None:
             return ""
         if not any(MARK in p for p in self.prompts):
-            return f"the tool's result never came back, in {len(self.prompts)} requests: {said[-400:]!r}"
-        return "" if DONE in said else f"the last text did not arrive: {said[-400:]!r}"
+            return f"the tool's result never came back, in {len(self.prompts)} requests: {body[-400:]!r}"
+        return "" if DONE in body else f"the last text did not arrive: {body[-400:]!r}"
 
 
 @contextmanager

@@ -118,18 +118,18 @@ def tools(trial: Trial) -> str:
 
 def _loop(trial: Trial, url: str) -> list[Any]:
     """Calls and texts in turn. The model decides itself to call: constraints of required calls differ between fleets."""
-    said: list[Any] = []
+    answers: list[Any] = []
     for request, result in TASKS:
         messages: list[dict[str, Any]] = [{"role": "user", "content": request}]
         answer = trial.ask(url, messages=messages, tools=TOOLS)
-        said.append(_read(answer))
+        answers.append(_read(answer))
         calls = answer["choices"][0]["message"].get("tool_calls") or []
         if len(calls) != 1:
-            raise ValueError(f"{len(calls)} calls of tools: {said[-1]!r}")
+            raise ValueError(f"{len(calls)} calls of tools: {answers[-1]!r}")
         messages.append({"role": "assistant", "content": None, "tool_calls": [{**calls[0], "id": "call-1"}]})
         messages.append({"role": "tool", "tool_call_id": "call-1", "content": result})
-        said.append(_read(trial.ask(url, messages=messages, tools=TOOLS)))
-    return said
+        answers.append(_read(trial.ask(url, messages=messages, tools=TOOLS)))
+    return answers
 
 
 def _read(answer: dict[str, Any]) -> Any:

@@ -130,8 +130,8 @@ def _generate(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingP
 
 
 def _read_story(request: Any) -> tuple[list[int], list[float]]:
-    made = request.outputs[0]
-    return list(made.token_ids), [p[t].logprob for t, p in zip(made.token_ids, made.logprobs, strict=True)]
+    result = request.outputs[0]
+    return list(result.token_ids), [p[t].logprob for t, p in zip(result.token_ids, result.logprobs, strict=True)]
 
 
 def check_schedule(llm: LLM, tokens: int, lengths: Sequence[int] = LENGTHS) -> dict[str, Any]:

@@ -241,15 +241,15 @@ def compile_one(launch: Launch, arch: str) -> Outcome:
     kinds, constants, divides = signature(launch)
     source = ASTSource(launch.kernel, kinds, constants, divides)
     start = time.monotonic()
-    made = triton.compile(source, target=target(arch), options=launch.options)
+    result = triton.compile(source, target=target(arch), options=launch.options)
     out.seconds = time.monotonic() - start
-    out.shared = made.metadata.shared
-    text = made.asm.get("ptx") or made.asm["amdgcn"]
+    out.shared = result.metadata.shared
+    text = result.asm.get("ptx") or result.asm["amdgcn"]
     found = [m for m in ("wgmma", "tcgen05.mma", "mma.sync", "v_mfma", "v_wmma") if m in text]
     out.matrix = ",".join(found)
     out.instructions = sorted({"".join(found) for found in INSTRUCTION.findall(text)})
-    out.reductions = read_reductions(made.asm["ttgir"])
-    out.registers, out.spilled = read_usage(made.asm)
+    out.reductions = read_reductions(result.asm["ttgir"])
+    out.registers, out.spilled = read_usage(result.asm)
     out.ahead = max(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", text)), default=0)
     want = expected(launch, arch)
     if want and want not in found:
@@ -377,12 +377,12 @@ def main() -> int:
                 print(f"{o.launch:44} {o.arch:8} {o.seconds:5.1f} {o.matrix:20} {o.shared:7} {o.registers:4} {o.spilled:5} "
                       f"{o.ahead:5}  {'; '.join(o.problems) or 'ok'}", flush=True)  # fmt: skip
             compiled.stop()
-            made = list(zip(outcomes[len(outcomes) - len(work) :], work, strict=True))
-            alike([o for o, x in made if x.kernel is linear._product], arch)
-            norms = [(o, x) for o, x in made if x.kernel in (elementwise._norm, rounding._norm_round)]
+            result = list(zip(outcomes[len(outcomes) - len(work) :], work, strict=True))
+            alike([o for o, x in result if x.kernel is linear._product], arch)
+            norms = [(o, x) for o, x in result if x.kernel in (elementwise._norm, rounding._norm_round)]
             for block in {x.arguments["BLOCK"] for _, x in norms}:
                 compare_norms([o for o, x in norms if x.arguments["BLOCK"] == block])
-            exact = [(o, x) for o, x in made if x.kernel is quantised.product and " variant " not in x.name]
+            exact = [(o, x) for o, x in result if x.kernel is quantised.product and " variant " not in x.name]
             for form in {_form(x) for _, x in exact}:
                 alike([o for o, x in exact if _form(x) == form], arch)
     if args.json:

@@ -109,9 +109,9 @@ def arch_of(device: torch.device) -> str:
 def products(run: Callable[..., torch.Tensor], m: Matrix, at: torch.device) -> Iterator[dict[str, Any]]:
     """A record for each number of rows."""
     dtype = torch.float32 if at.type == "cpu" else torch.bfloat16
-    made = torch.Generator(at).manual_seed(0)
-    x = torch.randn(max(m.rows), m.width, generator=made, device=at).to(dtype)
-    weight = (torch.randn(m.cols, m.width, generator=made, device=at) * m.width**-0.5).to(dtype)
+    result = torch.Generator(at).manual_seed(0)
+    x = torch.randn(max(m.rows), m.width, generator=result, device=at).to(dtype)
+    weight = (torch.randn(m.cols, m.width, generator=result, device=at) * m.width**-0.5).to(dtype)
     whole, want = run(x, weight), F.linear(x[:16].float(), weight.float())
     worst = ((whole[:16].float() - want).abs().max() / want.abs().max()).item()
     for n in m.rows:
@@ -163,9 +163,9 @@ def own(at: torch.device, quick: bool) -> Iterator[dict[str, Any]]:
 
     for m in matrices(quick):
         for t in product_tiles(quick):
-            made = replace(base, product=replace(base.product, dense=(ProductTile(**t),)))
+            result = replace(base, product=replace(base.product, dense=(ProductTile(**t),)))
             try:
-                for r in products(lambda x, w, made=made: linear(made, x, w), m, at):  # type: ignore[misc]
+                for r in products(lambda x, w, result=result: linear(result, x, w), m, at):  # type: ignore[misc]
                     yield {"by": "triton", "tile": t, **r}
             except Exception as e:  # out of shared memory, say: the next one may fit
                 yield {"kind": "product", "by": "triton", "tile": t, "matrix": m.name, "error": _first_line(e)}
@@ -225,11 +225,11 @@ def _attend(
     batch = replace(batch, metadata=(backend.metadata(batch, 0, spec, None),)).map(
         lambda a: torch.from_numpy(np.array(a)).to(at)
     )
-    made = torch.Generator(at).manual_seed(0)
+    result = torch.Generator(at).manual_seed(0)
     dtype = getattr(torch, spec.dtype)
 
     def noise(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=made, device=at).to(dtype)
+        return torch.randn(shape, generator=result, device=at).to(dtype)
 
     kv = noise(n * each + 1, *backend.layout(spec, size).shape)
     if first:

@@ -42,10 +42,10 @@ class Known:
     apart: dict[str, list[Run]] = field(default_factory=dict)
 
 
-def find_sources(asked: str, pack: Path | None) -> list[Path]:
+def find_sources(requested: str, pack: Path | None) -> list[Path]:
     """Files that --resume FILE or --resume auto mean. auto: the ledger, and the summaries that a pack holds."""
-    if asked != "auto":
-        return [Path(asked)]
+    if requested != "auto":
+        return [Path(requested)]
     carried = sorted((pack / "summaries").glob("*.json")) if pack else []
     return [*sorted(LEDGER.glob("*.json")), *carried]
 
@@ -53,16 +53,16 @@ def find_sources(asked: str, pack: Path | None) -> list[Path]:
 def read(file: Path) -> list[Run]:
     """The run that a summary is of, and those that it kept apart. SystemExit in words if it is none."""
     try:
-        said: dict[str, Any] = json.loads(file.read_text())
-        parts = {n: dict(p) for n, p in said["parts"].items()}
+        summary: dict[str, Any] = json.loads(file.read_text())
+        parts = {n: dict(p) for n, p in summary["parts"].items()}
         for p in parts.values():
             if p["state"] == "running":  # whoever ended it ended the run too
                 p["state"] = "killed"
-        made = Run(said.get("name") or file.name, said.get("date", ""), said.get("identity"), parts)
-        others = [Run(r["name"], r["date"], r["identity"], r["parts"]) for rs in said.get("apart", {}).values() for r in rs]
+        result = Run(summary.get("name") or file.name, summary.get("date", ""), summary.get("identity"), parts)
+        others = [Run(r["name"], r["date"], r["identity"], r["parts"]) for rs in summary.get("apart", {}).values() for r in rs]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         sys.exit(f"--resume: {file} is no summary of a run: {type(e).__name__}: {e}")
-    return [*others, made]
+    return [*others, result]
 
 
 def join(runs: Iterable[Run], now: Mapping[str, Any]) -> Known:
@@ -83,15 +83,15 @@ def join(runs: Iterable[Run], now: Mapping[str, Any]) -> Known:
 
 def _merge(before: Mapping[str, Any] | None, part: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """The part as the newer run has it, with the figures that only the one before has."""
-    made = {**part, "run": part.get("run", run.name), "commit": part.get("commit", (run.identity or {}).get("commit"))}
+    result = {**part, "run": part.get("run", run.name), "commit": part.get("commit", (run.identity or {}).get("commit"))}
     figures = part.get("figures")
     if not isinstance(figures, Mapping):
-        return made
-    of = {name: part.get("of", {}).get(name, made["run"]) for name in figures}
+        return result
+    of = {name: part.get("of", {}).get(name, result["run"]) for name in figures}
     if before and isinstance(before.get("figures"), Mapping) and "evidence" not in part:
         figures = {**before["figures"], **figures}
         of = {**before["of"], **of}
-    return {**made, "figures": figures, "of": of}
+    return {**result, "figures": figures, "of": of}
 
 
 def is_settled(part: Part, found: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:

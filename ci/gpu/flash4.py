@@ -42,12 +42,12 @@ def main() -> int:
     failed = 0
     for name, make in ahead.tasks().items():
         try:
-            made = make()
+            result = make()
         except Exception as e:  # any error of the compiler; the other kernels are still compiled
             failed += 1
             print(f"{name}: {type(e).__name__}: {next(iter(str(e).splitlines()), '')}")
         else:
-            print(f"{name}: {'there already' if made.cached else f'{made.seconds:.1f} s'}")
+            print(f"{name}: {'there already' if result.cached else f'{result.seconds:.1f} s'}")
     return 1 if failed else 0
 
 

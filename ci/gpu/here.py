@@ -35,13 +35,13 @@ def metadata(folder: Path, project: Path = ROOT / "pyproject.toml") -> Path:
     """`folder`/thalweg-0.dist-info, as an installer would write it: the name, and the entry points of GROUPS."""
     import tomllib  # here, as older versions have none and are told so in words
 
-    said = tomllib.loads(project.read_text())["project"]
+    content = tomllib.loads(project.read_text())["project"]
     info = folder / "thalweg-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thalweg\nVersion: 0\n")
     lines = []
     for group in GROUPS:
-        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in said["entry-points"][group].items()), ""]
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in content["entry-points"][group].items()), ""]
     (info / "entry_points.txt").write_text("\n".join(lines))
     return folder
 
@@ -52,15 +52,15 @@ def unpacked(wheels: Path, folder: Path) -> Path:
     files = sorted(wheels.glob("*.whl"))
     if not files:
         sys.exit(f"here: --wheels: {wheels} holds no wheels; ci/gpu/wheels.txt says how to get them")
-    stamp, said = folder / "wheels.txt", "\n".join(f"{f.name} {f.stat().st_size}" for f in files)
-    if stamp.is_file() and stamp.read_text() == said:
+    stamp, content = folder / "wheels.txt", "\n".join(f"{f.name} {f.stat().st_size}" for f in files)
+    if stamp.is_file() and stamp.read_text() == content:
         return folder
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir",
            "--upgrade", "--disable-pip-version-check", "--target", str(folder), *map(str, files)]  # fmt: skip
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"here: --wheels: {done.stderr.strip() or done.stdout.strip()}")
-    stamp.write_text(said)
+    stamp.write_text(content)
     return folder
 
 
@@ -92,10 +92,10 @@ def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - whatever python3 is, it is told
         sys.exit(f"here: {sys.executable} is older than 3.11; name a newer one: PYTHON=python3.12 ci/gpu/run --here")
     wheels, rest = taken(sys.argv[1:])
-    made = ROOT / "build" / "here"
-    folders = [str(ROOT), str(metadata(made))]
+    result = ROOT / "build" / "here"
+    folders = [str(ROOT), str(metadata(result))]
     if wheels:
-        site = unpacked(wheels, made / f"site-{sys.implementation.cache_tag}")
+        site = unpacked(wheels, result / f"site-{sys.implementation.cache_tag}")
         folders.append(str(site))
         sys.path.insert(0, str(site))
     absent = missing()

@@ -45,10 +45,10 @@ def read_sources(root: Path = ROOT, pack: Path | None = None) -> dict[str, Any]:
     """commit (full, None: unknown), dirty, kernels (a hash of SOURCES)."""
     kernels = hash_sources(root)
     if pack is not None and (file := pack / "identity.json").is_file():
-        said: dict[str, Any] = json.loads(file.read_text())
-        if said["kernels"] != kernels:
+        content: dict[str, Any] = json.loads(file.read_text())
+        if content["kernels"] != kernels:
             sys.exit(f"--pack: {pack} was made of other sources than these; make it again: ci/gpu/pack")
-        return {k: said[k] for k in ("commit", "dirty", "kernels")}
+        return {k: content[k] for k in ("commit", "dirty", "kernels")}
     commit = _run_git(root, "rev-parse", "HEAD")
     dirty = bool(_run_git(root, "status", "--porcelain")) if commit else None
     return {"commit": commit, "dirty": dirty, "kernels": kernels}
@@ -56,13 +56,13 @@ def read_sources(root: Path = ROOT, pack: Path | None = None) -> dict[str, Any]:
 
 def hash_sources(root: Path = ROOT, folders: Sequence[str] = SOURCES) -> str:
     """Of names and contents of all files of these folders, 16 hexadecimal digits."""
-    made = hashlib.sha256()
+    result = hashlib.sha256()
     for folder in folders:
         for file in sorted((root / folder).rglob("*")):
             if file.is_file() and file.suffix not in MADE and "__pycache__" not in file.parts:
-                made.update(f"{file.relative_to(root).as_posix()}\0".encode())
-                made.update(hashlib.sha256(file.read_bytes()).digest())
-    return made.hexdigest()[:16]
+                result.update(f"{file.relative_to(root).as_posix()}\0".encode())
+                result.update(hashlib.sha256(file.read_bytes()).digest())
+    return result.hexdigest()[:16]
 
 
 def compare(earlier: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
@@ -89,8 +89,8 @@ def _read_card(platform: str) -> tuple[str, str | None]:
         return f"host: {_read_processor()}", None
     if platform == "cuda" and shutil.which("nvidia-smi"):
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
-        said = _run("nvidia-smi", "-i", first, "--query-gpu=name,driver_version", "--format=csv,noheader")
-        name, _, driver = (said.splitlines() or [""])[0].rpartition(",")
+        content = _run("nvidia-smi", "-i", first, "--query-gpu=name,driver_version", "--format=csv,noheader")
+        name, _, driver = (content.splitlines() or [""])[0].rpartition(",")
         if name:
             return name.strip(), driver.strip().partition(".")[0]
     code = f"import torch; print(torch.{kind}.get_device_name(0))"  # not here: a process that asks holds memory of the device

@@ -203,7 +203,7 @@ def mixture_calls(
     held = [k.pack(QTensor(DENSE, s, {"weight": meta(*s)}) if f == DENSE else qtensor(f, *s)) for f, s in shapes]
     more = [meta(s[0]) for _, s in shapes] if biased else []
     adapted = k.op == "lora_experts"
-    said = f"{'adapted ' * adapted}{format}{'' if format == other else f' and {other}'}{'' if act == 'silu' else f' {act}'}"
+    name = f"{'adapted ' * adapted}{format}{'' if format == other else f' and {other}'}{'' if act == 'silu' else f' {act}'}"
     for tokens in (512, 1):
         if adapted:
             sizes = ((32, hidden), (16, 2 * ffn), (16, ffn), (16, hidden))
@@ -211,7 +211,7 @@ def mixture_calls(
             more = [meta(tokens, dtype=I32), *arrays, meta(9, experts, 3, dtype=I32)]
         args = [meta(tokens, hidden), meta(tokens, each, dtype=I32), meta(tokens, each, dtype=F32), *held, *more]
         static = {"experts": experts, "act": act, "group": format.group, "down_group": other.group}
-        yield f"{said}{'' if k.batch_invariant else f' {tokens}'}", args, static
+        yield f"{name}{'' if k.batch_invariant else f' {tokens}'}", args, static
 
 
 def attention_call(

@@ -38,15 +38,15 @@ def read_entries(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
 
 def add(summary: Mapping[str, Any], folder: Path = FOLDER) -> Path:
     """The file that was written. SystemExit in words where this was no device, or nothing of it is new."""
-    made = make_entry(summary, [e["name"] for e in read_entries(folder).values()])
+    result = make_entry(summary, [e["name"] for e in read_entries(folder).values()])
     folder.mkdir(parents=True, exist_ok=True)
-    of = made["identity"]
-    name = f"{make_slug(of['card'])}-{made['date'][:10]}-{of['commit'][:12]}{'-dirty' if made['dirty'] else ''}"
+    of = result["identity"]
+    name = f"{make_slug(of['card'])}-{result['date'][:10]}-{of['commit'][:12]}{'-dirty' if result['dirty'] else ''}"
     for number in range(1, 1000):
         path = folder / f"{name}{f'-{number}' if number > 1 else ''}.json"
         try:
             with path.open("x") as f:
-                f.write(json.dumps(made, indent=1) + "\n")
+                f.write(json.dumps(result, indent=1) + "\n")
         except FileExistsError:
             continue
         return path
@@ -69,24 +69,24 @@ def make_entry(summary: Mapping[str, Any], known: Sequence[str]) -> dict[str, An
     found = evidence.merge(p["evidence"] for p in parts.values() if "evidence" in p)
     for part in parts.values():
         part.pop("evidence", None)
-    made = {k: summary[k] for k in HEAD if k in summary}
-    return {**made, "dirty": bool(of.get("dirty")), "parts": parts, "kernel_plans": plans, "evidence": found}
+    result = {k: summary[k] for k in HEAD if k in summary}
+    return {**result, "dirty": bool(of.get("dirty")), "parts": parts, "kernel_plans": plans, "evidence": found}
 
 
 def _make_part(part: Mapping[str, Any], known: Sequence[str], plans: dict[str, list[str]]) -> dict[str, Any] | None:
     """None: it did not run, or it is another file's. Kernel plans go into `plans`, by name of the figure, equal ones once."""
     if part["state"] not in RAN or part.get("run") in known:
         return None
-    made = {k: part[k] for k in KEPT if k in part}
-    figures = made.get("figures")
+    result = {k: part[k] for k in KEPT if k in part}
+    figures = result.get("figures")
     if not isinstance(figures, Mapping):
-        return made
+        return result
     figures = {name: f for name, f in figures.items() if name not in LEFT_OUT}
     old = {name for name, run in part.get("of", {}).items() if run in known}
     kept = {name: f for name, f in figures.items() if name not in old}
-    made["figures"] = {name: _share_plan(name, f, plans) for name, f in kept.items()}
-    made["of"] = {name: run for name, run in part.get("of", {}).items() if name in kept}
-    return {k: v for k, v in made.items() if v or k != "of"}
+    result["figures"] = {name: _share_plan(name, f, plans) for name, f in kept.items()}
+    result["of"] = {name: run for name, run in part.get("of", {}).items() if name in kept}
+    return {k: v for k, v in result.items() if v or k != "of"}
 
 
 def _share_plan(name: str, figure: Any, plans: dict[str, list[str]]) -> Any:
@@ -103,10 +103,10 @@ def make_slug(card: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
 
 
-def count_cases(made: Mapping[str, Any]) -> dict[str, int]:
+def count_cases(result: Mapping[str, Any]) -> dict[str, int]:
     """Of a file's evidence: cases that passed, failed and were refused."""
     total = {"passed": 0, "failed": 0, "refused": 0}
-    for kernels in made.get("evidence", {}).get("cells", {}).values():
+    for kernels in result.get("evidence", {}).get("cells", {}).values():
         for cell in kernels.values():
             for word in total:
                 total[word] += cell[word]
@@ -140,9 +140,9 @@ def main() -> int:
     if args.command == "show":
         print(show(Path(args.name).stem))
         return 0
-    for name, made in read_entries().items():
-        found = count_cases(made)
-        print(f"{name}: {len(made['parts'])} parts, {found['passed']} cases of the kit passed, {found['failed']} failed")
+    for name, result in read_entries().items():
+        found = count_cases(result)
+        print(f"{name}: {len(result['parts'])} parts, {found['passed']} cases of the kit passed, {found['failed']} failed")
     return 0
 
 

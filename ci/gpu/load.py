@@ -57,9 +57,9 @@ def best(work: Callable[[], object], rounds: int = 3) -> float:
     took = []
     for _ in range(rounds):
         start = time.perf_counter()
-        made = work()
+        result = work()
         took.append(time.perf_counter() - start)
-        del made
+        del result
     return min(took)
 
 

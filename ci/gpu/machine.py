@@ -56,12 +56,12 @@ def main() -> int:
         work = Path(scratch)
         platform, note, probes = _choose_platform(args)
         known = plans.make_parts(args.plan, platform, work, args.processes)
-        asked = _select(args, known)
+        requested = _select(args, known)
         summary, found = begin(args, platform, note, probes)
         print(f"platform: {platform}. {note}", flush=True)
         for name in known:
             summary["parts"].setdefault(name, {"state": "not run", "why": "not asked for"})
-        todo = [known[n] for n in asked if not earlier.is_settled(known[n], found.parts.get(n), summary["identity"])]
+        todo = [known[n] for n in requested if not earlier.is_settled(known[n], found.parts.get(n), summary["identity"])]
         try:
             clock = running.Clock(started, args.budget, RESERVE)
             run_all(earlier.order_by_age(todo, found), summary, clock, out, work, args.seconds)
@@ -69,17 +69,17 @@ def main() -> int:
             summary["seconds"] = round(time.monotonic() - started, 1)
             write(summary, out, work)
     print(table(summary, predict.make_predictions(summary)))
-    wrong, words = judge(summary["parts"], [known[n] for n in asked])
+    wrong, words = judge(summary["parts"], [known[n] for n in requested])
     print(f"{platform}: {words or 'all parts passed'}; see {out}")
     return 1 if wrong else 0
 
 
-def judge(found: Mapping[str, Mapping[str, Any]], asked: Sequence[Part]) -> tuple[bool, str]:
+def judge(found: Mapping[str, Mapping[str, Any]], requested: Sequence[Part]) -> tuple[bool, str]:
     """(is something wrong, what did not pass, in words: "failed: A, B; killed: C"). A part that failed is wrong unless what it
     finds is a lead. One that judges is wrong too if it did not run to its end."""
     words, wrong = [], False
     for state in ("failed", "killed", "not run"):
-        parts = [p for p in asked if found[p.name]["state"] == state]
+        parts = [p for p in requested if found[p.name]["state"] == state]
         wrong |= any(not p.lead if state == "failed" else p.judges for p in parts)
         words += [f"{state}: {', '.join(f'{p.name} (a lead)' if p.lead else p.name for p in parts)}"] if parts else []
     return wrong, "; ".join(words)
@@ -88,10 +88,10 @@ def judge(found: Mapping[str, Mapping[str, Any]], asked: Sequence[Part]) -> tupl
 def _choose_platform(args: argparse.Namespace) -> tuple[str, str, dict[str, Any]]:
     """(platform, why, what each platform says of this machine)."""
     probes = discovery.probe_all()
-    said = {name: {"score": p.score, "reason": p.reason} for name, p in probes.items()}
+    scores = {name: {"score": p.score, "reason": p.reason} for name, p in probes.items()}
     if args.hosted:
-        return HOSTED, "a GPU's device, run on the processor: it proves the path, and its figures mean nothing", said
-    return *choose(args.platform, {name: p.score for name, p in probes.items()}), said
+        return HOSTED, "a GPU's device, run on the processor: it proves the path, and its figures mean nothing", scores
+    return *choose(args.platform, {name: p.score for name, p in probes.items()}), scores
 
 
 def _select(args: argparse.Namespace, known: Mapping[str, Part]) -> list[str]:
@@ -114,7 +114,12 @@ def begin(
 ) -> tuple[dict[str, Any], earlier.Known]:  # fmt: skip
     """(the summary before anything ran, what earlier runs found)."""
     now, date = identity.identify(platform, args.pack), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    runs = [run for asked in args.resume or () for file in earlier.find_sources(asked, args.pack) for run in earlier.read(file)]
+    runs = [
+        run
+        for requested in args.resume or ()
+        for file in earlier.find_sources(requested, args.pack)
+        for run in earlier.read(file)
+    ]
     found = earlier.join(runs, now)
     summary: dict[str, Any] = {
         "thalweg": __version__,
@@ -148,12 +153,12 @@ def _prepare_cache(args: argparse.Namespace) -> Path | None:
     return None
 
 
-def choose(asked: str | None, scores: dict[str, int]) -> tuple[str, str]:
+def choose(requested: str | None, scores: dict[str, int]) -> tuple[str, str]:
     """(platform, why). A named platform that cannot run here is an error: asking for it is a claim about the machine."""
-    if asked is not None:
-        if scores.get(asked, 0) <= 0:
-            sys.exit(f"platform {asked!r} cannot run here; `thalweg backends` says why")
-        return asked, "as asked"
+    if requested is not None:
+        if scores.get(requested, 0) <= 0:
+            sys.exit(f"platform {requested!r} cannot run here; `thalweg backends` says why")
+        return requested, "as asked"
     devices = [name for name, score in scores.items() if score > 0 and name not in NOT_DEVICES]
     if devices:
         return max(devices, key=lambda name: scores[name]), "the best accelerator here"

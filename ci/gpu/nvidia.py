@@ -43,11 +43,11 @@ def read_board() -> dict[str, Any]:
 
 def summarise(text: str) -> dict[str, Any]:
     """Of the first board in the tool's output."""
-    said = parse_indented(text)
-    gpu = next((v for k, v in said.items() if k.startswith("GPU ") and isinstance(v, dict)), {})
+    report = parse_indented(text)
+    gpu = next((v for k, v in report.items() if k.startswith("GPU ") and isinstance(v, dict)), {})
     found: dict[str, Any] = {}
     for name, places in WANTED.items():
-        values = (_find(gpu, place) or _find(said, place) for place in places)
+        values = (_find(gpu, place) or _find(report, place) for place in places)
         found[name] = next((v for v in values if v), None)
     reasons: dict[str, Any] = next((gpu[r] for r in REASONS if isinstance(gpu.get(r), dict)), {})
     found["clocks_low_for"] = sorted(k for k, v in reasons.items() if v == "Active" and k != "Idle")
@@ -56,8 +56,8 @@ def summarise(text: str) -> dict[str, Any]:
 
 def parse_indented(text: str) -> dict[str, Any]:
     """`key : value` lines and headings, by how far they are indented."""
-    made: dict[str, Any] = {}
-    open_at: list[tuple[int, dict[str, Any]]] = [(-1, made)]
+    result: dict[str, Any] = {}
+    open_at: list[tuple[int, dict[str, Any]]] = [(-1, result)]
     for line in text.splitlines():
         if not line.strip() or line.startswith("="):
             continue
@@ -68,7 +68,7 @@ def parse_indented(text: str) -> dict[str, Any]:
             open_at[-1][1].setdefault(key.strip(), value.strip())
         else:
             open_at.append((depth, open_at[-1][1].setdefault(key, {})))
-    return made
+    return result
 
 
 def _find(tree: Mapping[str, Any], place: tuple[str, ...]) -> str | None:

@@ -83,9 +83,11 @@ def main() -> int:
     if "triton" in args.only:
         left_out += pack_kernels(args.out / "triton", args.arch, args.kernels)
     if "identity" in args.only:
-        said = identity.read_sources()
-        (args.out / "identity.json").write_text(json.dumps(said, indent=1) + "\n")
-        print(f"identity: commit {said['commit']}{' with changes' if said['dirty'] else ''}, kernels {said['kernels']}")
+        sources = identity.read_sources()
+        (args.out / "identity.json").write_text(json.dumps(sources, indent=1) + "\n")
+        print(
+            f"identity: commit {sources['commit']}{' with changes' if sources['dirty'] else ''}, kernels {sources['kernels']}"
+        )
     if "summaries" in args.only:
         left_out += pack_summaries(args.out / "summaries", args.summary)
     size = sum(f.stat().st_size for f in args.out.rglob("*") if f.is_file())

@@ -28,10 +28,10 @@ HALF_THOUSAND = "requests 64 x 1024 + 512"
 def make_parts(plan: str, platform: str, work: Path, processes: int = 0) -> dict[str, Part]:
     """Name -> part, of all commands of a plan, in order. Each runs in its own process, so that one crash does not hide the
     others. work, processes: as of `PartFactory`."""
-    made = {"quick": make_quick, "long": make_long}[plan](PartFactory(platform, work, processes))
+    result = {"quick": make_quick, "long": make_long}[plan](PartFactory(platform, work, processes))
     if platform == HOSTED:  # more threads make its small operations slower
-        made = [replace(p, env={**p.env, "OMP_NUM_THREADS": "1"}) for p in made]
-    return {p.name: p for p in made}
+        result = [replace(p, env={**p.env, "OMP_NUM_THREADS": "1"}) for p in result]
+    return {p.name: p for p in result}
 
 
 def make_quick(f: PartFactory) -> list[Part]:

@@ -81,10 +81,10 @@ class Rates:
     def of(cls, ceilings: Mapping[str, Any] | None = None) -> Rates:
         """From `smoke`'s ceilings; an H100's where they are missing. A product reads at 0.93 of the memory's rate, attention
         at 0.75. Products reach 0.75 of the matrix rate, scores of prompts 0.35."""
-        said = ceilings or {}
-        memory = said.get("bandwidth", 3.0e12)
-        matrix = said.get("matrix_flops_per_second", 798e12)
-        l2 = said.get("l2_bytes_per_second", 5.5e12)
+        rates = ceilings or {}
+        memory = rates.get("bandwidth", 3.0e12)
+        matrix = rates.get("matrix_flops_per_second", 798e12)
+        l2 = rates.get("l2_bytes_per_second", 5.5e12)
         return cls(0.93 * memory, 0.75 * memory, l2, 0.752 * matrix, 0.351 * matrix)
 
 
@@ -125,13 +125,13 @@ def read_tiles(arch: str = "sm_90") -> Choose:
     from thalweg.backends.torch_gpu import linear, scaled
     from thalweg.backends.triton_kernels.tiles import tiles
 
-    made = tiles(arch).product
+    result = tiles(arch).product
     library = {"dense": -1 if arch in linear.SHOWN else 1 << 30, "float8": scaled.FEW if arch in scaled.SHOWN else 1 << 30}
 
     def choose(operands: str, rows: int, cols: int) -> Tile:
         if rows > library.get(operands, 1 << 30):
             return LIBRARY_TILE
-        tile = made.choose(operands, rows, cols)
+        tile = result.choose(operands, rows, cols)
         return tile.rows, tile.cols
 
     return choose
@@ -207,50 +207,54 @@ def _predict_experts(m: Matrix, rows: int, rates: Rates) -> float:
     return max(m.bytes * met / m.experts / rates.weights, read / rates.l2, 2 * pairs * m.cols * m.width / rates.flops)
 
 
-def predict_products(made: Model, rows: int, emitting: int, rates: Rates, choose: Choose) -> float:
+def predict_products(result: Model, rows: int, emitting: int, rates: Rates, choose: Choose) -> float:
     """Of all weights. emitting: rows that the output matrix meets."""
-    return sum(predict_product(m, emitting if m.head else rows, rates, choose) for m in made.matrices)
+    return sum(predict_product(m, emitting if m.head else rows, rates, choose) for m in result.matrices)
 
 
-def predict_scores(made: Model, tokens: int, rates: Rates) -> float:
+def predict_scores(result: Model, tokens: int, rates: Rates) -> float:
     """Of one prompt's attention, without its gap."""
     pairs = 0.0
-    for mixer in (mixer for layer in made.spec.layers for mixer in layer.mixers):
+    for mixer in (mixer for layer in result.spec.layers for mixer in layer.mixers):
         heads, _, dim = mixer.widths
         window = getattr(mixer, "window", 0) or tokens
         pairs += 4 * heads * dim * tokens * min(tokens / 2, window)
     return pairs / rates.scores
 
 
-def predict_gaps(made: Model, rows: int) -> float:
+def predict_gaps(result: Model, rows: int) -> float:
     """Of all launches of a step with so many rows."""
-    count = len(made.matrices)
-    few = sum(1 for m in made.matrices if m.experts and rows * m.top_k <= FEW_PAIRS) // 2
-    saved = (LAUNCH_GAP - DEPENDENT_GAP) * made.dependent
-    saved += (DEPENDENT_GAP if made.dependent else LAUNCH_GAP) * few
-    return PRODUCT_GAP * count + LAUNCH_GAP * max(0, made.launches - count) - saved
+    count = len(result.matrices)
+    few = sum(1 for m in result.matrices if m.experts and rows * m.top_k <= FEW_PAIRS) // 2
+    saved = (LAUNCH_GAP - DEPENDENT_GAP) * result.dependent
+    saved += (DEPENDENT_GAP if result.dependent else LAUNCH_GAP) * few
+    return PRODUCT_GAP * count + LAUNCH_GAP * max(0, result.launches - count) - saved
 
 
 def predict_step(case: Case, seqs: int, context: float, rates: Rates, choose: Choose) -> float:
     """A decode step, captured."""
-    made = count_case(case)
-    read = sum(seqs * size * (min(context, window) if window else context) for size, window in made.token_bytes)
-    return predict_products(made, seqs, seqs, rates, choose) + read / rates.cache + predict_gaps(made, seqs)
+    result = count_case(case)
+    read = sum(seqs * size * (min(context, window) if window else context) for size, window in result.token_bytes)
+    return predict_products(result, seqs, seqs, rates, choose) + read / rates.cache + predict_gaps(result, seqs)
 
 
 def predict_prompt(case: Case, tokens: int, rates: Rates, choose: Choose) -> float:
     """A step of one prompt. The output matrix meets one row."""
-    made = count_case(case)
-    busy = predict_products(made, tokens, 1, rates, choose) + predict_scores(made, tokens, rates) + predict_gaps(made, tokens)
-    return busy if tokens <= CAPTURED else max(busy, made.launches * HOST_LAUNCH)
+    result = count_case(case)
+    busy = (
+        predict_products(result, tokens, 1, rates, choose)
+        + predict_scores(result, tokens, rates)
+        + predict_gaps(result, tokens)
+    )
+    return busy if tokens <= CAPTURED else max(busy, result.launches * HOST_LAUNCH)
 
 
 def predict_requests(case: Case, n: int, prompt: int, out: int, rates: Rates, choose: Choose) -> float:
     """N requests at once: their prompts in steps of BUDGET tokens, then as many decode steps as each has tokens."""
-    made, tokens = count_case(case), n * prompt
+    result, tokens = count_case(case), n * prompt
     step = min(tokens, BUDGET)
-    each = predict_products(made, step, max(1, step // prompt), rates, choose) + predict_gaps(made, step)
-    prompts = tokens / step * each + n * predict_scores(made, prompt, rates)
+    each = predict_products(result, step, max(1, step // prompt), rates, choose) + predict_gaps(result, step)
+    prompts = tokens / step * each + n * predict_scores(result, prompt, rates)
     return prompts + out * predict_step(case, n, prompt + out / 2, rates, choose)
 
 
@@ -292,20 +296,26 @@ def foretell(names: Sequence[str], arch: str = "sm_90") -> list[str]:
 
 def format_table(case: Case, context: int, rates: Rates, choose: Choose) -> str:
     """Steps and prompts, with what they are made of."""
-    made, held = count_case(case), sum(m.bytes for m in count_case(case).matrices)
+    result, held = count_case(case), sum(m.bytes for m in count_case(case).matrices)
     lines = [
-        f"{case.label}: {held / 1e9:.2f} GB of weights, {made.launches} launches a step, {context} tokens before each",
+        f"{case.label}: {held / 1e9:.2f} GB of weights, {result.launches} launches a step, {context} tokens before each",
         f"{'':14}{'products':>10}{'cache':>9}{'scores':>9}{'gaps':>8}{'ms':>9}{'tok/s':>9}",
     ]
     for n in (1, 8, 16, 64, 128, 256):
         whole = predict_step(case, n, context, rates, choose)
-        part = predict_products(made, n, n, rates, choose)
-        gaps = predict_gaps(made, n)
+        part = predict_products(result, n, n, rates, choose)
+        gaps = predict_gaps(result, n)
         cells = (part, whole - part - gaps, 0.0, gaps, whole)
         lines.append(_format_row(f"step {n}", cells, n / whole))
     for n in (512, 2048, 8192):
         whole = predict_prompt(case, n, rates, choose)
-        cells = (predict_products(made, n, 1, rates, choose), 0.0, predict_scores(made, n, rates), predict_gaps(made, n), whole)
+        cells = (
+            predict_products(result, n, 1, rates, choose),
+            0.0,
+            predict_scores(result, n, rates),
+            predict_gaps(result, n),
+            whole,
+        )
         lines.append(_format_row(f"prompt {n}", cells, n / whole))
     return "\n".join(lines)
 
@@ -328,11 +338,11 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before each new one (default %(default)s)")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="with the ceilings of this run, not an H100's")
     args = parser.parse_args()
-    said = json.loads(args.summary.read_text())["parts"]["smoke"]["figures"]["ceilings"] if args.summary else None
+    rates = json.loads(args.summary.read_text())["parts"]["smoke"]["figures"]["ceilings"] if args.summary else None
     try:
         settings = {name: getattr(args, name) for name in ("scaled", "dependent", "joined", "unfused")}
         case = Case(args.shape, args.layers, args.quantization or "", **settings)
-        print(format_table(case, args.context, Rates.of(said), read_tiles(args.arch)))
+        print(format_table(case, args.context, Rates.of(rates), read_tiles(args.arch)))
     except ValueError as e:
         parser.error(str(e))
     return 0

@@ -37,11 +37,11 @@ def recorded(run: Callable[[], Any], device: torch.device) -> list[Span]:
 
     kinds = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
     host = device.type not in kinds
-    with profile(activities=[ProfilerActivity.CPU if host else kinds[device.type]]) as made:
+    with profile(activities=[ProfilerActivity.CPU if host else kinds[device.type]]) as result:
         run()
     spans = [
         Span(e.name(), e.start_ns(), e.start_ns() + e.duration_ns(), e.correlation_id())
-        for e in made.profiler.kineto_results.events()
+        for e in result.profiler.kineto_results.events()
         if host or e.device_type() != torch.autograd.DeviceType.CPU
     ]
     return sorted(spans, key=lambda s: s.start)

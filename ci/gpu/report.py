@@ -27,18 +27,18 @@ def table(summary: Mapping[str, Any], predict: Predict = predict_nothing) -> str
     """At most LINES lines, the first of every part among them; what does not fit is in summary.json, as the last one says."""
     parts: Mapping[str, Any] = summary["parts"]
     top = _find_ceilings(parts)
-    asked = {n: shows(n, p, top, predict) for n, p in parts.items() if p.get("why") != "not asked for"}
+    requested = {n: shows(n, p, top, predict) for n, p in parts.items() if p.get("why") != "not asked for"}
     end = [*_list_kept(parts), *_list_apart(summary), f"{summary.get('seconds', 0):.0f} s in all"]
     if before := summary.get("seconds_before"):
         end[-1] += f", {before:.0f} s in the runs before"
     if cache := summary.get("triton_cache"):
         end.insert(0, f"Triton cache: {cache['kernels_before']} kernels before, {cache.get('kernels_after', '?')} after")
-    if idle := [name for name in parts if name not in asked]:
+    if idle := [name for name in parts if name not in requested]:
         end.insert(0, f"not asked for: {', '.join(idle)}")
-    longest = max((len(said) for said in asked.values()), default=0)
+    longest = max((len(lines_of) for lines_of in requested.values()), default=0)
     for most in range(longest, 0, -1):  # each part's last lines go first
-        body = [line for name, said in asked.items() for line in _rows(name, parts[name], said[:most])]
-        left_out = sum(max(0, len(said) - most) for said in asked.values())
+        body = [line for name, lines_of in requested.items() for line in _rows(name, parts[name], lines_of[:most])]
+        left_out = sum(max(0, len(lines_of) - most) for lines_of in requested.values())
         if 2 + len(body) + len(end) <= LINES or most == 1:
             break
     else:
@@ -48,9 +48,9 @@ def table(summary: Mapping[str, Any], predict: Predict = predict_nothing) -> str
     return "\n".join(line[:WIDTH].rstrip() for line in [head, *body, *more, *end])
 
 
-def _rows(name: str, part: Mapping[str, Any], said: list[str]) -> list[str]:
-    first = f"{name:24} {part['state']:8} {part.get('seconds', 0):5.0f}  {said[0] if said else ''}"
-    return [first, *(f"{'':41}{line}" for line in said[1:])]
+def _rows(name: str, part: Mapping[str, Any], lines_of: list[str]) -> list[str]:
+    first = f"{name:24} {part['state']:8} {part.get('seconds', 0):5.0f}  {lines_of[0] if lines_of else ''}"
+    return [first, *(f"{'':41}{line}" for line in lines_of[1:])]
 
 
 def _find_ceilings(parts: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -79,8 +79,8 @@ def _list_apart(summary: Mapping[str, Any]) -> list[str]:
         for run in sorted(runs, key=lambda r: str(r["date"]), reverse=True):
             of = run["identity"] or {}
             figures = {n: f for p in run["parts"].values() for n, f in p.get("figures", {}).items() if ": step " in n}
-            said = [f"{n} {f['seconds'] * 1e3:.2f} ms" for n, f in figures.items() if "seconds" in f]
-            lines.append(f"{words}, {of.get('card', '?')}, {run['name']}: {', '.join(said) or 'no steps'}")
+            lines_of = [f"{n} {f['seconds'] * 1e3:.2f} ms" for n, f in figures.items() if "seconds" in f]
+            lines.append(f"{words}, {of.get('card', '?')}, {run['name']}: {', '.join(lines_of) or 'no steps'}")
     return lines[:APART] + ([f"({len(lines) - APART} more runs apart, in summary.json)"] if len(lines) > APART else [])
 
 
@@ -143,8 +143,8 @@ def _rows_test(f: Mapping[str, Any]) -> list[str]:
 
 
 def _tests(f: Mapping[str, Any]) -> list[str]:
-    said = [f"{f['passed']} passed, {f['failed']} failed, {f['skipped']} skipped"]
-    return said + list(f["failures"][:3])
+    lines_of = [f"{f['passed']} passed, {f['failed']} failed, {f['skipped']} skipped"]
+    return lines_of + list(f["failures"][:3])
 
 
 def shape_lines(
@@ -154,34 +154,34 @@ def shape_lines(
 
     def cell(name: str, digits: int = 2) -> str:
         seconds, expected = f[name]["seconds"], predict(f"{label}: {name}", f[name])
-        said = f"{seconds * 1e3:.{digits}f} ms"
-        return said if expected is None else f"{said} ({_compare(seconds, expected, digits)})"
+        lines_of = f"{seconds * 1e3:.{digits}f} ms"
+        return lines_of if expected is None else f"{lines_of} ({_compare(seconds, expected, digits)})"
 
     def of(kind: str) -> list[str]:
         names = [n for n in f if n.startswith(f"{kind} ") and "seconds" in f[n]]
         return sorted(names, key=lambda n: int(n.split()[1]) if n.split()[1].isdigit() else 0)
 
-    said = [f"{label}: {n}: error: {v['error']}" for n, v in f.items() if "error" in v]
+    lines_of = [f"{label}: {n}: error: {v['error']}" for n, v in f.items() if "error" in v]
     if "crowd" in f:
-        said.append(f"crowd {({True: 'holds', False: 'DOES NOT HOLD', None: 'does not apply'})[f['crowd'].get('holds')]}")
+        lines_of.append(f"crowd {({True: 'holds', False: 'DOES NOT HOLD', None: 'does not apply'})[f['crowd'].get('holds')]}")
     if of("step"):
-        said.append("steps of " + ", ".join(f"{n[5:]}: {cell(n)}" for n in of("step")) + _share_of_bandwidth(f, top))
+        lines_of.append("steps of " + ", ".join(f"{n[5:]}: {cell(n)}" for n in of("step")) + _share_of_bandwidth(f, top))
     if of("prompt"):
         rate = (top or {}).get("matrix_flops_per_second")
         each = (f"{n[7:]}: {cell(n, 1)}" + (f" = {f[n]['flops'] / f[n]['seconds'] / rate:.0%}" if rate else "")
                 for n in of("prompt"))  # fmt: skip
-        said.append("prompts of " + ", ".join(each) + (" of the matrix rate" if rate else ""))
+        lines_of.append("prompts of " + ", ".join(each) + (" of the matrix rate" if rate else ""))
     for name in of("requests"):
-        said.append(f"{name}: {f[name]['output_tokens_per_second']:.0f} tok/s out, {cell(name, 0)}")
+        lines_of.append(f"{name}: {f[name]['output_tokens_per_second']:.0f} tok/s out, {cell(name, 0)}")
     if "idle" in f and "graphs" in f["idle"]:
         between, inside = (f["idle"].get(k) for k in ("between_fraction", "inside_fraction"))
-        said.append(f"idle between steps {_share(between)}, inside them {_share(inside)}, {f['idle']['graphs']} graphs")
+        lines_of.append(f"idle between steps {_share(between)}, inside them {_share(inside)}, {f['idle']['graphs']} graphs")
     if starts := [_describe_start(n[6:], v) for n, v in f.items() if n.startswith("start ") and "seconds" in v]:
-        said.append("process to first token: " + "; ".join(starts))
-    if said and not said[0].startswith(label):
-        said[0] = f"{label}: {said[0]}"
+        lines_of.append("process to first token: " + "; ".join(starts))
+    if lines_of and not lines_of[0].startswith(label):
+        lines_of[0] = f"{label}: {lines_of[0]}"
     kernels = f.get("idle", {}).get("kernels", ())[:4]
-    return said + [f"  {k['share']:6.1%} {k['us']:9.1f} us {k['count']:4d} x {k['kernel'][:60]}" for k in kernels]
+    return lines_of + [f"  {k['share']:6.1%} {k['us']:9.1f} us {k['count']:4d} x {k['kernel'][:60]}" for k in kernels]
 
 
 def _describe_start(kind: str, start: Mapping[str, Any]) -> str:

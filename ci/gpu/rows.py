@@ -115,8 +115,8 @@ def claimants(device: Device, format: WeightFormat, sizes: Sizes) -> list[Kernel
 
 
 def draw(shape: Sequence[int], at: torch.device, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    made = torch.Generator(at).manual_seed(sum(shape))
-    return (torch.randn(*shape, generator=made, device=at) * scale).to(dtype)
+    result = torch.Generator(at).manual_seed(sum(shape))
+    return (torch.randn(*shape, generator=result, device=at) * scale).to(dtype)
 
 
 def weight_of(kernel: Kernel, format: WeightFormat, dense: Tensor) -> Any:

@@ -116,8 +116,8 @@ def counts(file: Path, names: int = 30) -> dict[str, Any]:
     for case in ET.parse(file).getroot().iter("testcase"):
         why = case.find("failure") if case.find("failure") is not None else case.find("error")
         if why is not None:
-            said = (why.get("message") or "").splitlines()
-            failed.append(f"{case.get('name')}: {said[0][:160] if said else ''}")
+            message = (why.get("message") or "").splitlines()
+            failed.append(f"{case.get('name')}: {message[0][:160] if message else ''}")
     wrong = total["failures"] + total["errors"]
     return {
         "passed": total["tests"] - wrong - total["skipped"], "failed": wrong, "skipped": total["skipped"],
@@ -127,8 +127,8 @@ def counts(file: Path, names: int = 30) -> dict[str, Any]:
 
 def archive(work: Path) -> bytes:
     """Every file of the folder, logs from their end only if they are long, as tar.gz."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz") as tar:
+    result = io.BytesIO()
+    with tarfile.open(fileobj=result, mode="w:gz") as tar:
         for file in sorted(p for p in work.rglob("*") if p.is_file()):
             data = file.read_bytes()
             if file.suffix == ".log" and len(data) > LOG:
@@ -136,7 +136,7 @@ def archive(work: Path) -> bytes:
             info = tarfile.TarInfo(f"results/{file.relative_to(work)}")
             info.size, info.mtime = len(data), int(file.stat().st_mtime)
             tar.addfile(info, io.BytesIO(data))
-    return made.getvalue()
+    return result.getvalue()
 
 
 def replace(path: Path, data: bytes) -> None:

@@ -107,15 +107,15 @@ def counted() -> Iterator[Traffic]:
             setattr(builder, name, old[name])
 
 
-def batch_of(rows: int, asked: dict[str, Any]) -> StepBatch:
+def batch_of(rows: int, requested: dict[str, Any]) -> StepBatch:
     """Decodes whose rows all ask for this, with the features that a GPU's steps have."""
     i32, s = np.int32, SamplingArrays.greedy(rows)
     for name in ("temperature", "top_k", "top_p", "min_p"):
-        if name in asked:
-            getattr(s, name)[:] = asked[name]
+        if name in requested:
+            getattr(s, name)[:] = requested[name]
     s.seed[:] = np.arange(2 * rows).reshape(rows, 2)
     parts: tuple[Any, ...] = ()
-    if asked.get("penalties"):
+    if requested.get("penalties"):
         on = np.full(rows, 1.1, np.float32)
         parts = (Penalties(repetition=on, presence=on, frequency=on, prompt_len=np.full(rows, 100, i32)),)
     batch = StepBatch(
@@ -124,7 +124,7 @@ def batch_of(rows: int, asked: dict[str, Any]) -> StepBatch:
         last_row=np.arange(rows, dtype=i32), emit=np.ones(rows, bool), block_tables=(np.zeros((rows, 1), i32),), sampling=s,
         parts=parts,
     )  # fmt: skip
-    features = batch.infer_features(logprobs=asked.get("logprobs", -1))
+    features = batch.infer_features(logprobs=requested.get("logprobs", -1))
     batch.features = replace(features, random=True, truncate=True)
     return batch
 
@@ -147,8 +147,8 @@ def main() -> int:
     history = torch.from_numpy(rng.integers(0, args.vocab, (args.rows + 1, 4096)).astype(np.int32))
     print(f"{args.arch}, {args.rows} rows of {args.vocab} logits, a pass is {logits.nbytes / args.rows / 1024:.0f} KiB a row")
     print(f"{'all rows ask for':24} {'launches':>8} {'of Triton':>9} {'passes':>7} {'MiB a row':>10}")
-    for name, asked in KINDS.items():
-        batch = batch_of(args.rows, asked).map(torch.from_numpy)
+    for name, requested in KINDS.items():
+        batch = batch_of(args.rows, requested).map(torch.from_numpy)
         with counted() as seen:
             sampler(logits, history.clone(), batch)
         seen.launches["torch clone"] -= 1  # the history's, above

@@ -89,15 +89,15 @@ def check(name: str, device: str, seconds: float) -> dict[str, Any]:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=seconds, env={**os.environ, **env}, check=False
             )
-            said, code = done.stdout + done.stderr, done.returncode
+            output, code = done.stdout + done.stderr, done.returncode
         except subprocess.TimeoutExpired as e:
-            said, code = (e.stdout or b"").decode(errors="replace"), 124
-    return {"exit": code, "errors": errors(said), "generated": "three tokens" in said, "tail": said.splitlines()[-25:]}
+            output, code = (e.stdout or b"").decode(errors="replace"), 124
+    return {"exit": code, "errors": errors(output), "generated": "three tokens" in output, "tail": output.splitlines()[-25:]}
 
 
-def errors(said: str) -> int | None:
+def errors(output: str) -> int | None:
     """Of the tool's own summary."""
-    counts = re.findall(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+)", said)
+    counts = re.findall(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+)", output)
     return sum(map(int, counts)) if counts else None
 
 

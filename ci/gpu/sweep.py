@@ -171,7 +171,7 @@ def propose(
     """tiles/ARCH.json with the fastest of what was timed, by the geometric mean of a tile's time over the best tile's. There is
     a tile for every number of rows timed, over all matrices. Only tiles that were timed in every size count, and only those
     whose rows keep their bits."""
-    made: dict[str, Any] = json.loads(json.dumps({k: v for k, v in base.items() if k != "arch"}))
+    result: dict[str, Any] = json.loads(json.dumps({k: v for k, v in base.items() if k != "arch"}))
     triton = [r for r in products if r["by"] == "triton"]
     bad = {_tile(r) for r in triton if not r.get("same_bits", True)}
     shapes: list[dict[str, int]] = []
@@ -188,12 +188,12 @@ def propose(
         before = rows
     if shapes:
         shapes[-1]["most"] = 0
-        made["product"]["dense"] = shapes
+        result["product"]["dense"] = shapes
     for kind in ATTENTION:
         cost = _costs([r for r in attention if r["launch"] == kind])
         if cost:
-            made["attention"][kind] |= dict(min(cost, key=lambda t: cost[t]))
-    return made if shapes or attention else None
+            result["attention"][kind] |= dict(min(cost, key=lambda t: cost[t]))
+    return result if shapes or attention else None
 
 
 def _tile(record: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:

@@ -113,12 +113,12 @@ def tried(case: Mapping[str, Any]) -> dict[str, Any]:
         fits = planned(case)
         if not fits.fits:
             return {"skipped": "the engine would not start: " + fits.problems[0]}
-        made = compiled(case, fits)
+        result = compiled(case, fits)
     except Exception as e:
         return {"error": f"{type(e).__name__}: {str(e)[:500]}"}
-    if made["temporaries"] > made["planned"]:
-        made["error"] = f"temporaries take {made['temporaries']} bytes, and the engine sets {made['planned']} aside"
-    return made
+    if result["temporaries"] > result["planned"]:
+        result["error"] = f"temporaries take {result['temporaries']} bytes, and the engine sets {result['planned']} aside"
+    return result
 
 
 def planned(case: Mapping[str, Any]) -> Plan:
@@ -161,8 +161,8 @@ def compiled(case: Mapping[str, Any], fits: Plan) -> dict[str, Any]:
         blocks=fits.blocks,
         block_tokens=fits.block_tokens,
     )
-    made = step.lower(*shapes).compile()
-    memory, text = made.memory_analysis(), made.as_text()
+    result = step.lower(*shapes).compile()
+    memory, text = result.memory_analysis(), result.as_text()
     schedule = SchedulerConfig(max_seqs=fits.max_num_seqs, token_budget=fits.max_num_batched_tokens)
     sizes = step_sizes(family(config)(config), schedule, case["length"], "bfloat16", ranks.size, batch_invariant=False)
     return {
@@ -178,8 +178,8 @@ def shown(r: Mapping[str, Any]) -> str:
     first = [r["chip"], r["model"], r["ranks"], r["step"], r["length"]]
     for why in ("error", "skipped"):
         if why in r:
-            told = {"error": "REFUSED", "skipped": "skipped:"}[why]
-            return " ".join(ROW.split()[:5]).format(*first) + f" {told} {r[why]}"
+            reported = {"error": "REFUSED", "skipped": "skipped:"}[why]
+            return " ".join(ROW.split()[:5]).format(*first) + f" {reported} {r[why]}"
     mib = [f"{r[k] / (1 << 20):.0f} MiB" for k in ("arguments", "temporaries", "planned")]
     share = (r["arguments"] + r["temporaries"]) / KINDS[r["chip"]].memory_bytes
     return ROW.format(*first, *mib, f"{share:.0%}", r["kernels"], r["seconds"])

@@ -126,8 +126,8 @@ def shipped_() -> Iterator[Case]:
         plan = {"starts": Shape((seqs + 1,), "int32"), "lengths": Shape((seqs,), "int32"), "count": Shape((1,), "int32")}
         q, k, each = Shape((tokens, 32, 128), spec.dtype), Shape((tokens, 8, 128), spec.dtype), Shape((tokens,), "int32")
         run = partial(shipped.attend, spec=spec, kernel=shipped._kernel)
-        told = (Shape((seqs, 128), "int32"), each, each, Shape((seqs,), "int32"), plan)
-        yield f"shipped attention {tokens} tokens of {seqs} sequences", run, (q, k, k, kv, *told)
+        reported = (Shape((seqs, 128), "int32"), each, each, Shape((seqs,), "int32"), plan)
+        yield f"shipped attention {tokens} tokens of {seqs} sequences", run, (q, k, k, kv, *reported)
 
 
 CASES = (linears, experts, sampling_, attention, shipped_)
@@ -155,11 +155,11 @@ def main() -> int:
             try:
                 with jax.sharding.use_abstract_mesh(chip_mesh(chip)):  # JAX's own kernels ask which chip they are for
                     lowered = jax.jit(run).lower(*placed)
-                made = lowered.compile()
-                told = f"temporaries {made.memory_analysis().temp_size_in_bytes / (1 << 20):.1f} MiB"
+                result = lowered.compile()
+                reported = f"temporaries {result.memory_analysis().temp_size_in_bytes / (1 << 20):.1f} MiB"
             except Exception as e:  # every one is tried, and each refusal told
-                told, refused = f"REFUSED {type(e).__name__}: {str(e)[:500]}", refused + 1
-            print(f"{chip:4} {name:58} {time.monotonic() - start:5.1f} s  {told}", flush=True)
+                reported, refused = f"REFUSED {type(e).__name__}: {str(e)[:500]}", refused + 1
+            print(f"{chip:4} {name:58} {time.monotonic() - start:5.1f} s  {reported}", flush=True)
     return int(refused > 0)
 
 

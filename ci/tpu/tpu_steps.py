@@ -42,19 +42,19 @@ def step_of(
     """(jitted function of parameters, state and batch buffer; their shapes), for one bucket of a model.
 
     ranks: the devices it is for, and then the shapes say where they lie; None: one device, whichever."""
-    made = ranks or Ranks(jax.devices("cpu")[:1])
+    result = ranks or Ranks(jax.devices("cpu")[:1])
     binder = Binder(kernels(TpuOptions(), on_host=False), bodies_invariant=False)
     model = build(
-        config, binder=binder, attention=backends("pallas", interpret=False), mesh=Mesh(made.comm), dtype=dtype,
+        config, binder=binder, attention=backends("pallas", interpret=False), mesh=Mesh(result.comm), dtype=dtype,
         max_len=max_len, block_tokens=block_tokens,
     )  # fmt: skip
-    whole, by_heads, by_parts = (made.whole(), made.shard_along(1), made.shard_along(0)) if ranks else (None, None, None)
+    whole, by_heads, by_parts = (result.whole(), result.shard_along(1), result.shard_along(0)) if ranks else (None, None, None)
 
     def parameter(spec: ParamSpec) -> jax.ShapeDtypeStruct:
-        first, *rest = tuple(spec.make().shape) if spec.make else spec.shape(made.size)
-        divided = spec.shard is not None and made.size > 1
+        first, *rest = tuple(spec.make().shape) if spec.make else spec.shape(result.size)
+        divided = spec.shard is not None and result.size > 1
         return jax.ShapeDtypeStruct(
-            (made.size * first if divided else first, *rest), spec.dtype, sharding=by_parts if divided else whole
+            (result.size * first if divided else first, *rest), spec.dtype, sharding=by_parts if divided else whole
         )
 
     params: dict[Any, Any] = {}
@@ -64,7 +64,7 @@ def step_of(
             node = node.setdefault(k, {})
         node[keys[-1]] = parameter(spec)
     kv = [
-        jax.ShapeDtypeStruct((blocks, made.size * la.shape[0], *la.shape[1:]), la.dtype, sharding=by_heads)
+        jax.ShapeDtypeStruct((blocks, result.size * la.shape[0], *la.shape[1:]), la.dtype, sharding=by_heads)
         for la in model.layouts
     ]
     state = {"kv": kv, "history": jax.ShapeDtypeStruct((shape.seqs + 1, max_len + 1), np.int32, sharding=whole)}
@@ -72,7 +72,7 @@ def step_of(
     batch.features = features or Features()
     batch.metadata = model.metadata(batch, shape)
     buffer, cut_up, _ = pack(batch)
-    exe = TpuExecutable(make_step(model, binder, logprobs_mode="raw_logprobs"), params, StateBox(state), shape, None, made)
+    exe = TpuExecutable(make_step(model, binder, logprobs_mode="raw_logprobs"), params, StateBox(state), shape, None, result)
     return exe.program(cut_up), (params, state, jax.ShapeDtypeStruct(buffer.shape, np.int32, sharding=whole))
 
 

@@ -180,8 +180,8 @@ class _AsItIs:
     def spec(name: str) -> ModuleSpec:
         """Also put into the module for the moment: the import system believes that before a finder's answer."""
         module = sys.modules[name]
-        made = module.__spec__ = ModuleSpec(name, _AsItIs(module))  # type: ignore[arg-type]
-        return made
+        result = module.__spec__ = ModuleSpec(name, _AsItIs(module))  # type: ignore[arg-type]
+        return result
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self._module

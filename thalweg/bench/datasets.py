@@ -132,8 +132,8 @@ def file_asks(
     return out
 
 
-def _usual(prompt: int, answer: int, asked: bool) -> bool:
-    if prompt < SHAREGPT_LEAST or (answer < SHAREGPT_LEAST and not asked):
+def _usual(prompt: int, answer: int, requested: bool) -> bool:
+    if prompt < SHAREGPT_LEAST or (answer < SHAREGPT_LEAST and not requested):
         return False
     return prompt <= SHAREGPT_PROMPT and prompt + answer <= SHAREGPT_TOTAL
 

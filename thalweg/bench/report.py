@@ -50,17 +50,17 @@ def summary(
 ) -> dict[str, Any]:
     """The figures under the names the field uses. seconds: first request sent to last answer ended."""
     good = [o for o in outcomes if o.ok]
-    read, made = sum(o.prompt_tokens for o in good), sum(o.output_tokens for o in good)
+    read, built = sum(o.prompt_tokens for o in good), sum(o.output_tokens for o in good)
     result: dict[str, Any] = {
         "duration": seconds,
         "completed": len(good),
         "failed": len(outcomes) - len(good),
         "total_input_tokens": read,
-        "total_output_tokens": made,
+        "total_output_tokens": built,
         "request_throughput": len(good) / seconds,
         "request_goodput": sum(meets(o, levels) for o in outcomes) / seconds if levels else None,
-        "output_throughput": made / seconds,
-        "total_token_throughput": (read + made) / seconds,
+        "output_throughput": built / seconds,
+        "total_token_throughput": (read + built) / seconds,
         "max_output_tokens_per_s": _peak_rate(good),
         "max_concurrent_requests": _peak_open(good),
     }

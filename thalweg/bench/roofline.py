@@ -113,9 +113,9 @@ def _seconds(device: Any, dtype: str, form: WeightFormat, rows: int, fan_in: int
 
     kind = getattr(torch, dtype)
     weight = device.normal((out, fan_in), dtype, std=1.0, seed=0) if form == DENSE else None
-    made = QTensor(DENSE, (out, fan_in), {"weight": torch.randn(out, fan_in).to(kind) if weight is None else weight})
-    made = made if form == DENSE else round_weight(made, form)
-    made = QTensor(form, made.shape, {name: device.put(data) for name, data in made.data.items()})
+    result = QTensor(DENSE, (out, fan_in), {"weight": torch.randn(out, fan_in).to(kind) if weight is None else weight})
+    result = result if form == DENSE else round_weight(result, form)
+    result = QTensor(form, result.shape, {name: device.put(data) for name, data in result.data.items()})
     x = device.put(torch.randn(rows, fan_in).to(kind))
     seconds = []
     for kernel in [k for k in device.kernels if k.op == "linear"] or [None]:
@@ -124,7 +124,7 @@ def _seconds(device: Any, dtype: str, form: WeightFormat, rows: int, fan_in: int
         )
         if kernel and bound.choice.kernel != kernel.name:
             continue
-        seconds.append(median_seconds(device, bound, [x, bound.pack(made)], 5))
+        seconds.append(median_seconds(device, bound, [x, bound.pack(result)], 5))
     return min(seconds)
 
 

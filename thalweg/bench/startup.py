@@ -167,10 +167,10 @@ def _answer(process: subprocess.Popen[bytes], log: Path, until: float) -> tuple[
                     request.urlopen(f"{url}/readyz", timeout=5).read()
                     with request.urlopen(f"{url}/v1/models", timeout=5) as answer:
                         body["model"] = json.load(answer)["data"][0]["id"]
-                asked = request.Request(
+                requested = request.Request(
                     f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
                 )
-                with request.urlopen(asked, timeout=30) as answer:
+                with request.urlopen(requested, timeout=30) as answer:
                     answer.readline()
                     first = time.monotonic()
                     answer.read()

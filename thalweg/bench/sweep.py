@@ -142,16 +142,16 @@ def _wait(process: CommandProcess, words: list[str], url: str, until: float) -> 
 # ---------------------------------------------------------------- grids
 
 
-def grid(flag: str, said: str | None) -> list[Point]:
+def grid(flag: str, argument: str | None) -> list[Point]:
     """The points of a grid. ConfigError names the flag."""
-    if said is None:
+    if argument is None:
         return [{}]
-    path = Path(said)
-    text = path.read_text(encoding="utf-8") if said.lstrip()[:1] not in ("[", "{") and path.is_file() else said
+    path = Path(argument)
+    text = path.read_text(encoding="utf-8") if argument.lstrip()[:1] not in ("[", "{") and path.is_file() else argument
     try:
         found = json.loads(text)
     except ValueError:
-        raise ConfigError(f"{flag}: {said[:80]!r} is neither a file nor JSON") from None
+        raise ConfigError(f"{flag}: {argument[:80]!r} is neither a file nor JSON") from None
     if isinstance(found, dict):
         found = [{"_name": name, **point} if isinstance(point, dict) else point for name, point in found.items()]
     if not isinstance(found, list) or not found or not all(isinstance(point, dict) for point in found):
@@ -182,8 +182,8 @@ def _place(folder: Path, server: Point, load: Point) -> Path:
 
 
 def _label(kind: str, point: Point) -> str:
-    said = point.get("_name") or ",".join(f"{k}={v}" for k, v in point.items()) or "as-it-is"
-    return "".join(c if c.isalnum() or c in "=,._-" else "_" for c in f"{kind}-{said}")[:120]
+    argument = point.get("_name") or ",".join(f"{k}={v}" for k, v in point.items()) or "as-it-is"
+    return "".join(c if c.isalnum() or c in "=,._-" else "_" for c in f"{kind}-{argument}")[:120]
 
 
 def _runs(place: Path) -> list[Path]:

@@ -56,16 +56,16 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
     start = time.perf_counter()
     done = llm.generate(prompts, params)
     elapsed = time.perf_counter() - start
-    made = sum(len(c.token_ids) for o in done for c in o.outputs)
+    built = sum(len(c.token_ids) for o in done for c in o.outputs)
     read = sum(len(p["prompt_token_ids"]) for p in prompts)
     timed = [o.metrics for o in done if o.metrics is not None and o.metrics.first_token_ts]
     result: dict[str, Any] = {
         "elapsed_time": elapsed,
         "num_requests": len(done),
-        "total_num_tokens": read + made,
+        "total_num_tokens": read + built,
         "requests_per_second": len(done) / elapsed,
-        "tokens_per_second": (read + made) / elapsed,
-        "output_tokens_per_second": made / elapsed,
+        "tokens_per_second": (read + built) / elapsed,
+        "output_tokens_per_second": built / elapsed,
         "kernel_plan": llm.kernel_plan,
     }
     if timed:

@@ -73,8 +73,8 @@ def read_config(
     found = quantised.find_quantization_config(config, file, beside)
     if found is not None:
         accept(found)
-        said = {**found.content, "quant_method": found.method}
-        config["quantization_config"] = said if gguf.is_gguf(path) else said | _describe_tensors(Path(path))
+        settings = {**found.content, "quant_method": found.method}
+        config["quantization_config"] = settings if gguf.is_gguf(path) else settings | _describe_tensors(Path(path))
     config |= {key: value for key, value in generation_defaults(path).items() if key in IN_GENERATION and key not in config}
     decide(config, architecture(config, file), tail, lambda: _pooling(Path(path)), (overrides or {}).get("pooling"))
     if config.get("classifier_from_token") is not None:

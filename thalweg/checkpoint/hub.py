@@ -157,9 +157,9 @@ def _download(
 
     if revision is not None and (".." in revision or "\0" in revision or not revision.strip()):
         raise CheckpointError(f"revision: {revision!r} is not a branch, tag or commit of {repo}")
-    asked: dict[str, Any] = {"revision": revision, "cache_dir": download_dir, "token": token}
+    requested: dict[str, Any] = {"revision": revision, "cache_dir": download_dir, "token": token}
     try:
-        return Path(snapshot_download(repo, allow_patterns=list(patterns), ignore_patterns=list(ignore), **asked))
+        return Path(snapshot_download(repo, allow_patterns=list(patterns), ignore_patterns=list(ignore), **requested))
     except errors.GatedRepoError as e:
         raise CheckpointError(
             f"{field}: {repo} is gated: accept its terms on the hub and pass a token (--hf-token); {_ELSEWHERE}"

@@ -80,25 +80,25 @@ def read_config(path: str | Path) -> dict[str, Any]:
     known = {*_SAME, *_READ, *_MEAN_NOTHING, *_ELSEWHERE, *(latent.SIZES if latent.is_latent(params) else ())}
     if unknown := sorted(key for key, value in params.items() if value and key not in known):
         logger.warning("%s: not known to this version, and not honoured: %s", path, ", ".join(unknown)[:400])
-    made = {ours: params[theirs] for theirs, ours in _SAME.items() if params.get(theirs) is not None}
-    made |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
-    made |= _window(Path(path), params) | _rope(Path(path), params) | _positions(Path(path), params)
+    result = {ours: params[theirs] for theirs, ours in _SAME.items() if params.get(theirs) is not None}
+    result |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
+    result |= _window(Path(path), params) | _rope(Path(path), params) | _positions(Path(path), params)
     if latent.is_latent(params):
-        made |= latent.config(path, params, made["rope_parameters"])
+        result |= latent.config(path, params, result["rope_parameters"])
     elif params.get("moe"):
-        made |= _mixture(Path(path), params["moe"])
+        result |= _mixture(Path(path), params["moe"])
     if params.get("quantization"):
-        made["quantization_config"] = _quantization_config(Path(path), params["quantization"])
+        result["quantization_config"] = _quantization_config(Path(path), params["quantization"])
     if (images := params.get(native_images.KEY)) is not None and not latent.is_latent(params):
-        made = canonical_config({**native_images.around(Path(path), images, made), "text_config": made})
-    return made
+        result = canonical_config({**native_images.around(Path(path), images, result), "text_config": result})
+    return result
 
 
 def open_model(path: str | Path) -> SlicedCheckpoint:
     """Every tensor, with transformers' names and values."""
     path = Path(path)
     whole, params = open_consolidated(path), read_object(path)
-    made: dict[str, TensorPiece] = {}
+    result: dict[str, TensorPiece] = {}
     for name in whole.names:
         shape = whole.entry(name)[1]
         if latent.is_latent(params) and name.startswith(latent.OTHERS):
@@ -106,10 +106,10 @@ def open_model(path: str | Path) -> SlicedCheckpoint:
         target = _target(name, latent.is_latent(params))
         if target is None:
             raise CheckpointError(f"{whole.file(name)}: tensor {name!r} is unknown in Mistral's format")
-        made[target] = TensorPiece(
+        result[target] = TensorPiece(
             name, shape, heads=0 if latent.is_latent(params) else _interleaved_heads(path, name, shape, params)
         )
-    return SlicedCheckpoint(whole, made, path)
+    return SlicedCheckpoint(whole, result, path)
 
 
 def _interleaved_heads(path: Path, name: str, shape: tuple[int, ...], params: Mapping[str, Any]) -> int:
@@ -151,39 +151,41 @@ def _target(name: str, has_latents: bool = False) -> str | None:
 
 def _window(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
     """One window for all layers, or a repeating list. null: the layer has full attention."""
-    said = params.get("sliding_window")
-    if isinstance(said, str) and said.isdecimal():
-        said = int(said)
-    if said is None or isinstance(said, int):
-        return {"sliding_window": said}
-    windows = set(said) - {None} if isinstance(said, list) and all(n is None or isinstance(n, int) for n in said) else set()
+    window = params.get("sliding_window")
+    if isinstance(window, str) and window.isdecimal():
+        window = int(window)
+    if window is None or isinstance(window, int):
+        return {"sliding_window": window}
+    windows = (
+        set(window) - {None} if isinstance(window, list) and all(n is None or isinstance(n, int) for n in window) else set()
+    )
     layers = params.get("n_layers")
-    if not windows or len(windows) > 1 or not isinstance(layers, int) or layers % len(said):
+    if not windows or len(windows) > 1 or not isinstance(layers, int) or layers % len(window):
         raise UnsupportedModelError(
             f"{path}: sliding_window: must be a number, or a list of one number and nulls that repeats among layers"
         )
-    types = ["full_attention" if n is None else "sliding_attention" for n in said] * (layers // len(said))
+    types = ["full_attention" if n is None else "sliding_attention" for n in window] * (layers // len(window))
     return {"sliding_window": windows.pop(), "layer_types": types}
 
 
 def _rope(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
     """RoPE settings. The default base is 10,000 with a window, as in the first of these models, and a million without."""
-    made: dict[str, Any] = {"rope_type": "default", "rope_theta": params.get("rope_theta")}
-    if made["rope_theta"] is None:
-        made["rope_theta"] = 10_000.0 if params.get("sliding_window") else 1_000_000.0
+    result: dict[str, Any] = {"rope_type": "default", "rope_theta": params.get("rope_theta")}
+    if result["rope_theta"] is None:
+        result["rope_theta"] = 10_000.0 if params.get("sliding_window") else 1_000_000.0
     yarn = params.get("yarn")
     if not yarn:
-        return {"rope_parameters": made}
+        return {"rope_parameters": result}
     names = {"factor": "factor", "original_max_position_embeddings": "original_max_position_embeddings", "beta": "beta_fast",
              "alpha": "beta_slow"}  # fmt: skip
     if not isinstance(yarn, dict) or (odd := sorted(yarn.keys() - {*names, "apply_scale"})):
         raise UnsupportedModelError(
             f"{path}: yarn: must have {', '.join((*names, 'apply_scale'))}, not {odd if yarn else yarn!r:.80}"
         )
-    made |= {"rope_type": "yarn"} | {ours: yarn[theirs] for theirs, ours in names.items() if theirs in yarn}
+    result |= {"rope_type": "yarn"} | {ours: yarn[theirs] for theirs, ours in names.items() if theirs in yarn}
     if not yarn.get("apply_scale", True):
-        made["attention_factor"] = 1.0
-    return {"rope_parameters": made}
+        result["attention_factor"] = 1.0
+    return {"rope_parameters": result}
 
 
 def _positions(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,15 +211,15 @@ def _mixture(path: Path, moe: Any) -> dict[str, Any]:
     return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **{ours: moe[n] for n, ours in names.items()}}
 
 
-def _quantization_config(path: Path, said: Any) -> dict[str, Any]:
+def _quantization_config(path: Path, window: Any) -> dict[str, Any]:
     """Weights in float8 with a scale per tensor. Input scales are static, from the file, or dynamic."""
     acts = {"TENSOR": "static", None: "static", "NO_SCALES": "dynamic"}
-    if not isinstance(said, dict) or said.get("qformat_weight") != "fp8_e4m3" or said.get("qscheme_act") not in acts:
+    if not isinstance(window, dict) or window.get("qformat_weight") != "fp8_e4m3" or window.get("qscheme_act") not in acts:
         raise UnsupportedModelError(
-            f"{path}: quantization: {said!r:.120} is not read: this version reads qformat_weight fp8_e4m3, with qscheme_act "
+            f"{path}: quantization: {window!r:.120} is not read: this version reads qformat_weight fp8_e4m3, with qscheme_act "
             f"TENSOR or NO_SCALES{_with_hf(path)}"
         )
-    return {"quant_method": "fp8", "activation_scheme": acts[said.get("qscheme_act")]}
+    return {"quant_method": "fp8", "activation_scheme": acts[window.get("qscheme_act")]}
 
 
 def _with_hf(path: str | Path) -> str:

@@ -38,27 +38,31 @@ _LAYER = {
 _NAME = re.compile(r"vision_encoder\.transformer\.layers\.(\d{1,5})\.(.+)\.weight")
 
 
-def around(path: Path, said: Any, text: Mapping[str, Any]) -> dict[str, Any]:
+def around(path: Path, section: Any, text: Mapping[str, Any]) -> dict[str, Any]:
     """The equivalent of config.json for a model with the text part `text`. CheckpointError and UnsupportedModelError name the
     key."""
-    if not isinstance(said, dict):
+    if not isinstance(section, dict):
         raise CheckpointError(f"{path}: {KEY}: must be an object")
-    if odd := sorted(key for key, value in said.items() if value and key not in {*_SAME, *_OTHER}):
+    if odd := sorted(key for key, value in section.items() if value and key not in {*_SAME, *_OTHER}):
         raise UnsupportedModelError(f"{path}: {KEY}: {', '.join(odd)[:200]}: not read by this version")
-    merges = said.get("mm_projector_id") == _MERGES
-    if said.get("mm_projector_id") not in (None, "", _MERGES) or bool(said.get("add_pre_mm_projector_layer_norm")) != merges:
+    merges = section.get("mm_projector_id") == _MERGES
+    if (
+        section.get("mm_projector_id") not in (None, "", _MERGES)
+        or bool(section.get("add_pre_mm_projector_layer_norm")) != merges
+    ):
         raise UnsupportedModelError(f"{path}: {KEY}: mm_projector_id: this version reads {_MERGES!r} with a norm before it")
     if text.get("model_type") != "mistral":
         raise UnsupportedModelError(f"{path}: {KEY}: not supported with MoE models")
-    longest = said.get("max_image_size") or said.get("image_size")
+    longest = section.get("max_image_size") or section.get("image_size")
     return {
         "architectures": ["PixtralForConditionalGeneration"],
-        "model_type": "mistral3" if merges else "llava", "image_token_id": said.get("image_token_id"),
-        "multimodal_projector_bias": bool(said.get("adapter_bias", True)), "projector_hidden_act": "gelu",
-        "spatial_merge_size": said.get("spatial_merge_size", 2) if merges else 1, "vision_feature_layer": -1,
+        "model_type": "mistral3" if merges else "llava", "image_token_id": section.get("image_token_id"),
+        "multimodal_projector_bias": bool(section.get("adapter_bias", True)), "projector_hidden_act": "gelu",
+        "spatial_merge_size": section.get("spatial_merge_size", 2) if merges else 1, "vision_feature_layer": -1,
         "vision_feature_select_strategy": "full",
         "vision_config": {
-            "model_type": "pixtral", "hidden_act": "silu", "rope_theta": 10_000.0, **{k: said[k] for k in _SAME if k in said},
+            "model_type": "pixtral", "hidden_act": "silu", "rope_theta": 10_000.0,
+            **{k: section[k] for k in _SAME if k in section},
         },
         READS: {"size": {"longest_edge": longest}, "rounds": True},
     }  # fmt: skip

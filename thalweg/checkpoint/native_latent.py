@@ -53,28 +53,28 @@ def config(path: str | Path, params: Mapping[str, Any], rope: Mapping[str, Any])
         raise CheckpointError(f"{path}: moe: must be an object with num_experts, num_experts_per_tok and expert_hidden_dim")
     if odd := sorted(k for k, v in moe.items() if v and k not in _MOE and k not in _MEAN_NOTHING):
         raise UnsupportedModelError(f"{path}: moe: {', '.join(odd)[:200]}: not known to this version")
-    made = {ours: moe[theirs] for theirs, ours in _MOE.items() if moe.get(theirs) is not None}
+    result = {ours: moe[theirs] for theirs, ours in _MOE.items() if moe.get(theirs) is not None}
     return {
         "architectures": ["MistralLarge3ForCausalLM"], "norm_topk_prob": True,
-        "rope_interleave": True, "n_shared_experts": 0, **made, **{key: params[key] for key in SIZES},
+        "rope_interleave": True, "n_shared_experts": 0, **result, **{key: params[key] for key in SIZES},
         "rope_parameters": _rope(path, params, rope),
     }  # fmt: skip
 
 
 def _rope(path: str | Path, params: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
     """RoPE settings. With `apply_scale`, YaRN's magnitude scales the attention scores, not the rotated values."""
-    made = {**rope}
+    result = {**rope}
     yarn = params.get("yarn")
     if yarn:
-        made["attention_factor"] = 1.0
+        result["attention_factor"] = 1.0
         if yarn.get("apply_scale", True):
-            made["mscale_all_dim"] = 1.0
+            result["mscale_all_dim"] = 1.0
     grows = params.get("llama_4_scaling")
     if not grows:
-        return made
+        return result
     keys, key = ("beta", "original_max_position_embeddings"), "original_max_position_embeddings"
     if not isinstance(grows, dict) or set(grows) != set(keys):
         raise UnsupportedModelError(f"{path}: llama_4_scaling: must be an object with {' and '.join(keys)}")
-    if made.get(key, grows[key]) != grows[key]:
+    if result.get(key, grows[key]) != grows[key]:
         raise UnsupportedModelError(f"{path}: llama_4_scaling: {key}: this version requires yarn's value")
-    return made | {key: grows[key], "llama_4_scaling_beta": grows["beta"]}
+    return result | {key: grows[key], "llama_4_scaling_beta": grows["beta"]}

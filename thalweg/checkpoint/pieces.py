@@ -122,12 +122,12 @@ def neighbours_apart(rows: int, heads: int) -> np.ndarray:
 def experts_apart(whole: Checkpoint) -> Checkpoint | SlicedCheckpoint:
     """The checkpoint with separate gate, up and down matrices per expert, where it has dense ones in a joint tensor. Other
     joint tensors are unchanged: gpt-oss, which also has biases, and Llama 4, with transposed matrices."""
-    made: dict[str, TensorPiece] = {}
+    result: dict[str, TensorPiece] = {}
     for name in whole.names:
         found, (dtype, shape) = _EXPERTS.fullmatch(name), whole.entry(name)
         if (switch := _SWITCH.fullmatch(name)) is not None and len(shape) == 3:
             for e in range(shape[0]):
-                made[f"{switch['at']}.experts.{e}.{switch['part']}"] = TensorPiece(name, shape[1:], e)
+                result[f"{switch['at']}.experts.{e}.{switch['part']}"] = TensorPiece(name, shape[1:], e)
             continue
         if (
             found is None
@@ -136,7 +136,7 @@ def experts_apart(whole: Checkpoint) -> Checkpoint | SlicedCheckpoint:
             or f"{name}_bias" in whole
             or _is_transposed(whole, found["at"])
         ):
-            made[name] = TensorPiece(name, shape)
+            result[name] = TensorPiece(name, shape)
             continue
         if found["part"] == "down_proj":
             parts = {"down_proj": (0, shape[1])}
@@ -146,8 +146,8 @@ def experts_apart(whole: Checkpoint) -> Checkpoint | SlicedCheckpoint:
             raise CheckpointError(f"{whole.file(name)}: tensor {name}: {shape[1]} rows cannot be gate and up of equal size")
         for e in range(shape[0]):
             for part, (first, rows) in parts.items():
-                made[f"{found['at']}.{e}.{part}.weight"] = TensorPiece(name, (rows, shape[2]), e, first)
-    return whole if made.keys() == set(whole.names) else SlicedCheckpoint(whole, made)
+                result[f"{found['at']}.{e}.{part}.weight"] = TensorPiece(name, (rows, shape[2]), e, first)
+    return whole if result.keys() == set(whole.names) else SlicedCheckpoint(whole, result)
 
 
 def _is_transposed(whole: Checkpoint, at: str) -> bool:

@@ -48,9 +48,9 @@ def read_pooling(path: Path, read: Read) -> dict[str, Any] | None:
             found["normalise"] = True
         elif kind == "Pooling":
             folder = _inside(path, module.get("path"))
-            said = read(folder / "config.json")
-            found |= {"mode": _mode(said, folder / "config.json"), "normalise": False}
-            whole = said.get("include_prompt", True)
+            settings = read(folder / "config.json")
+            found |= {"mode": _mode(settings, folder / "config.json"), "normalise": False}
+            whole = settings.get("include_prompt", True)
         elif kind == "SpladePooling":
             found |= _read_splade(_inside(path, module.get("path")) / "config.json", read)
         elif kind == "Dense":
@@ -77,20 +77,20 @@ def read_pooling(path: Path, read: Read) -> dict[str, Any] | None:
 
 def _read_splade(file: Path, read: Read) -> dict[str, Any]:
     """The one supported form: log(1 + relu(logits)), and of each word the largest."""
-    said = read(file)
-    if not isinstance(said, Mapping):
+    settings = read(file)
+    if not isinstance(settings, Mapping):
         raise CheckpointError(f"{file}: must hold a JSON object")
     for key, only in (("pooling_strategy", "max"), ("activation_function", "relu")):
-        if said.get(key, only) != only:
-            raise UnsupportedModelError(f"{file}: {key}: {said[key]!r:.80} is not supported; only {only!r} is")
+        if settings.get(key, only) != only:
+            raise UnsupportedModelError(f"{file}: {key}: {settings[key]!r:.80} is not supported; only {only!r} is")
     return {"lexical": True, "normalise": False}
 
 
 def _colbert(file: Path, read: Read) -> dict[str, Any] | None:
     if not file.is_file():
         return None
-    said = read(file)
-    return {"dim": said["dim"]} if isinstance(said, dict) and said.get("dim") is not None else None
+    settings = read(file)
+    return {"dim": settings["dim"]} if isinstance(settings, dict) and settings.get("dim") is not None else None
 
 
 def _prompts(file: Path, read: Read) -> dict[str, str]:

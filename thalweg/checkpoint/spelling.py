@@ -393,8 +393,8 @@ def select_talker(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(around, dict) or not isinstance(inner, dict):
         raise CheckpointError("config.json: talker_config: text_config: missing, so there is no part that speaks")
     sizes = {THINKER_WORDS: config.get("vocab_size"), THINKER_WIDTH: config.get("hidden_size")}
-    made = canonical_config({**inner, "architectures": config["architectures"], "dtype": config.get("dtype"), **sizes})
-    return {**made, BESIDE: around}
+    result = canonical_config({**inner, "architectures": config["architectures"], "dtype": config.get("dtype"), **sizes})
+    return {**result, BESIDE: around}
 
 
 def _encoder_sizes(config: dict[str, Any], part: str, sizes: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,16 +33,16 @@ def decide(
     own = config.pop("pooling", None)
     if isinstance(own, str):  # some families' files have the pooling type under this key
         config.setdefault("pooling_type", own)
-    asked = override is not None or tail.runner == "pooling" or tail.convert == "embed"
+    requested = override is not None or tail.runner == "pooling" or tail.convert == "embed"
     found: Any = override
-    if found is None and (asked or not generates or (tail.runner == tail.convert == "auto")):
+    if found is None and (requested or not generates or (tail.runner == tail.convert == "auto")):
         found = beside()
-    if generates and not asked and "mode" not in (found or {}):
+    if generates and not requested and "mode" not in (found or {}):
         if tail.pooler is not None:
             raise ConfigError(f"pooler_config: {name} generates text; add --runner pooling, or remove the flag")
         return
     pooler = _pooler(tail.pooler or {})
-    if found is None and not asked and not pooler:
+    if found is None and not requested and not pooler:
         return
     found = {} if found is None else found
     config["pooling"] = {**found, **pooler} if isinstance(found, dict) else found
@@ -61,11 +61,11 @@ def _check(name: str, tail: TailOptions, generates: bool) -> None:
         raise ConfigError(f"convert: {name} classifies, and this version cannot compute its embeddings; leave it at auto")
 
 
-def _pooler(said: Mapping[str, Any]) -> dict[str, Any]:
+def _pooler(settings: Mapping[str, Any]) -> dict[str, Any]:
     """--pooler-config in the form of `sentence`."""
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     steps = False
-    for key, value in said.items():
+    for key, value in settings.items():
         if key not in _POOLER:
             raise ConfigError(f"pooler_config: {key!r:.80} is not supported; this version has {', '.join(_POOLER)}")
         if value is None:
@@ -75,17 +75,17 @@ def _pooler(said: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(value, str) or value.upper() not in known:
                 raise ConfigError(f"pooler_config: {key}: must be one of {', '.join(known)}, not {value!r:.80}")
             if value.upper() in MODES:
-                made["mode"] = MODES[value.upper()]
+                result["mode"] = MODES[value.upper()]
             steps = steps or value.upper() == "STEP"
         elif key in _TOKENS:
-            made[key] = _ids(key, value)
+            result[key] = _ids(key, value)
         elif not isinstance(value, bool):
             raise ConfigError(f"pooler_config: {key}: must be true or false, not {value!r:.80}")
         else:
-            made["normalise"] = value
-    if steps and "step_tag_id" not in made:
+            result["normalise"] = value
+    if steps and "step_tag_id" not in result:
         raise ConfigError("pooler_config: step_tag_id: STEP needs the id of the token that ends a step")
-    return made
+    return result
 
 
 def _ids(key: str, value: Any) -> Any:

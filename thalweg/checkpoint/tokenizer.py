@@ -41,9 +41,9 @@ def load_tokenizer(path: Path, mode: str = "auto", rows: int | None = None) -> t
     from thalweg.text.gguf import from_vocabulary
     from thalweg.text.sentencepiece import read_sentencepiece
 
-    made = from_vocabulary(read_sentencepiece(found))
-    made.chat_templates.update(templates)
-    return made
+    result = from_vocabulary(read_sentencepiece(found))
+    result.chat_templates.update(templates)
+    return result
 
 
 def _mistral(folder: Path, *, versioned: bool) -> Path | None:

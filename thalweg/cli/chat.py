@@ -39,8 +39,8 @@ def run(words: list[str]) -> int:
         return 0
 
 
-def _check(said: dict[str, Any]) -> None:
-    sampling.params(said, {})
+def _check(values: dict[str, Any]) -> None:
+    sampling.params(values, {})
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,17 +142,17 @@ class _LocalChat(Local):
         bound = bind(turn if self._tools else turn.without_calls(), tokenizer)
         prompt = chat.prompt(messages, self._tools)
         schemas = {t["function"]["name"]: t["function"].get("parameters") or {} for t in self._tools or ()}
-        reader, said = Reader(bound, prompt["prompt"], schemas), Message()
+        reader, values = Reader(bound, prompt["prompt"], schemas), Message()
 
         def take(events: list[Event]) -> None:
-            said.add(events)
+            values.add(events)
             show(events)
 
         marked = {"marked_token_ids": list(bound.marked)} if bound.marked else {}
         params = sampling.params(self.sampling, self.engine.default_sampling, output_kind=RequestOutputKind.DELTA, **marked)
         self.say(prompt, params, lambda text: take(reader.push(text)))
         take(reader.finish())
-        return said
+        return values
 
 
 def _quick(partner: ChatBackend, messages: Messages, message: str) -> int:
@@ -162,7 +162,7 @@ def _quick(partner: ChatBackend, messages: Messages, message: str) -> int:
         partner.answer(messages, screen.show)
         screen.end()
         return 0
-    said = partner.answer(messages, lambda events: None)
-    calls = [f"-> {c.name}{c.arguments}" for c in said.calls]
-    print("\n".join(filter(None, [said.content, *calls])))
+    values = partner.answer(messages, lambda events: None)
+    calls = [f"-> {c.name}{c.arguments}" for c in values.calls]
+    print("\n".join(filter(None, [values.content, *calls])))
     return 0

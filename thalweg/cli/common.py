@@ -51,14 +51,14 @@ def parser_of(
     """The parser of a command's arguments and of the table's flags. words: --help among them ends the program."""
     # Left to itself argparse asks for the terminal's width at every flag, of which there are hundreds.
     form = partial(argparse.HelpFormatter, width=shutil.get_terminal_size().columns - 2)
-    made = partial(
+    result = partial(
         flags.Parser, prog=f"thalweg {command}", add_help=False, allow_abbrev=False, description=about, formatter_class=form
     )
-    first = made()
+    first = result()
     own(first)
     _maybe_help(first, words or [], server)
     taken = frozenset(o for a in first._actions for o in a.option_strings)
-    return made(parents=[first, flags.flag_parser(taken, server=server, skip=skip)])
+    return result(parents=[first, flags.flag_parser(taken, server=server, skip=skip)])
 
 
 def _maybe_help(parser: argparse.ArgumentParser, words: list[str], server: bool) -> None:

@@ -36,10 +36,10 @@ def run(words: list[str]) -> int:
     """0: everything is compiled. 1: something is not, and the report gives the reason."""
     namespace = common.parse("compile", words, _arguments, about="Compile a model's kernels for devices that need not be here.")
     args = common.engine_args(namespace, namespace.model_tag)
-    asked = platforms(namespace.arch, namespace.jobs, args.device)
+    requested = platforms(namespace.arch, namespace.jobs, args.device)
     path = checkpoint_config.find(args)
     reports = []
-    for arch, platform in asked:
+    for arch, platform in requested:
         report = _CompileRun(
             msgspec.structs.replace(args, model=str(path)), platform, arch, namespace.cache_dir, namespace.jobs
         )
@@ -127,11 +127,11 @@ class _CompileRun:
             for i in range(self._jobs):
                 self._start(i, i)
             while self._running:
-                i, said = self._said.get()
-                if said is None:
+                i, message = self._said.get()
+                if message is None:
                     self._handle_exit(i)
                 else:
-                    self._handle_message(i, said)
+                    self._handle_message(i, message)
                 show.now()
         finally:
             for process in self._running.values():
@@ -156,22 +156,22 @@ class _CompileRun:
                 self._said.put((i, msgspec.json.decode(line)))
         self._said.put((i, None))
 
-    def _handle_message(self, i: int, said: dict[str, Any]) -> None:
+    def _handle_message(self, i: int, message: dict[str, Any]) -> None:
         report = self._report
-        if "error" in said:
+        if "error" in message:
             for process in self._running.values():
                 process.end()
-            raise ConfigError(*said["error"].splitlines())
-        if "kernels" in said:
-            report.kernels, report.cache = said["kernels"], said["cache"]
-        elif "begin" in said:
-            self._at[i] = (said["begin"], said["name"])
-        elif "end" in said:
+            raise ConfigError(*message["error"].splitlines())
+        if "kernels" in message:
+            report.kernels, report.cache = message["kernels"], message["cache"]
+        elif "begin" in message:
+            self._at[i] = (message["begin"], message["name"])
+        elif "end" in message:
             self._at[i] = (-1, "")
         else:
-            if "failed" in said:
-                report.problems.append(f"{said['name']}: {said['failed']}")
-            elif said["cached"]:
+            if "failed" in message:
+                report.problems.append(f"{message['name']}: {message['failed']}")
+            elif message["cached"]:
                 report.cached += 1
             else:
                 report.compiled += 1

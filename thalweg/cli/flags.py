@@ -169,8 +169,8 @@ def given_names(namespace: argparse.Namespace) -> list[str]:
 
 def engine_args(namespace: argparse.Namespace) -> EngineArgs:
     """The engine's share of the flags, checked."""
-    said = _explicit_values(namespace, COMMAND)
-    presets = compiling(said.get("compilation_config"), said.get("optimization_level"))
+    explicit = _explicit_values(namespace, COMMAND)
+    presets = compiling(explicit.get("compilation_config"), explicit.get("optimization_level"))
     fields = {**envs.engine_fields(), **presets, **_explicit_values(namespace, ENGINE)}
     args = EngineArgs(**convert(EngineArgs, fields, spell))
     check_args(args)

@@ -60,10 +60,10 @@ def _level(level: str, kernel: str, counts: dict[str, int]) -> str | None:
 
 def markdown(files: Sequence[dict[str, Any]]) -> str:
     """The table, with a legend of its words."""
-    made = cells(files)
-    platforms = sorted({p for row in made.values() for p in row})
+    result = cells(files)
+    platforms = sorted({p for row in result.values() for p in row})
     lines = ["| op | " + " | ".join(platforms) + " |", "|" + "---|" * (len(platforms) + 1)]
-    lines += [f"| {op} | " + " | ".join(_cell(made[op].get(p, {})) for p in platforms) + " |" for op in sorted(made)]
+    lines += [f"| {op} | " + " | ".join(_cell(result[op].get(p, {})) for p in platforms) + " |" for op in sorted(result)]
     lines += ["", *(f"- {level}: {meaning}" for level, meaning in LEVELS.items())]
     targets = {p: f["targets"] for f in files if "targets" in f for p in f["platforms"]}
     if targets:

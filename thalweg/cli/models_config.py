@@ -74,24 +74,24 @@ def read_models(namespace: argparse.Namespace, parser: flags.Parser, settings: S
     file = Path(flags.explicit_value(namespace, "models_config"))
     content = config_file.read_yaml(FLAG, file)
     try:
-        said = msgspec.convert(content, ModelsFile)
+        models = msgspec.convert(content, ModelsFile)
     except msgspec.ValidationError as e:
         raise ConfigError(f"{file}: {describe_error(e)}") from None
-    if not 0 < len(said.models) <= MOST_MODELS:
-        raise ConfigError(f"{file}: models: has {len(said.models)} entries; list 1 to {MOST_MODELS} models")
-    if said.max_loaded is not None and said.max_loaded < 1:
-        raise ConfigError(f"{file}: max_loaded: {said.max_loaded} is less than 1")
-    _check_seconds(f"{file}: idle_seconds", said.idle_seconds)
+    if not 0 < len(models.models) <= MOST_MODELS:
+        raise ConfigError(f"{file}: models: has {len(models.models)} entries; list 1 to {MOST_MODELS} models")
+    if models.max_loaded is not None and models.max_loaded < 1:
+        raise ConfigError(f"{file}: max_loaded: {models.max_loaded} is less than 1")
+    _check_seconds(f"{file}: idle_seconds", models.idle_seconds)
     entries, plans = [], []
-    for i, fields in enumerate(said.models):
+    for i, fields in enumerate(models.models):
         with _locate(f"{file}: models[{i}]"):
-            entry, made = _read_entry(f"{file}: models[{i}]: ", fields, said.idle_seconds, namespace, parser, settings)
+            entry, result = _read_entry(f"{file}: models[{i}]: ", fields, models.idle_seconds, namespace, parser, settings)
         entries.append(entry)
-        plans.append(made)
+        plans.append(result)
     _check_names(file, entries)
-    budgets = _budgets(file, said.memory, plans)
-    _check_room(file, entries, budgets, said.max_loaded)
-    return ModelList(entries=tuple(entries), budgets=budgets, max_loaded=said.max_loaded)
+    budgets = _budgets(file, models.memory, plans)
+    _check_room(file, entries, budgets, models.max_loaded)
+    return ModelList(entries=tuple(entries), budgets=budgets, max_loaded=models.max_loaded)
 
 
 def describe_error(error: msgspec.ValidationError) -> str:
@@ -137,14 +137,14 @@ def _read_entry(
         args, served_model_name=names, enable_sleep_mode=True,
         standby_engine=bool(flags.explicit_value(namespace, "standby_engine")),
     )  # fmt: skip
-    made = _plan(args)
+    result = _plan(args)
     kept = residency.idle_seconds if residency.idle_seconds is not None else idle_seconds
     entry = ModelEntry(
         args=args, settings=own_settings, names=tuple(names),
-        cost={made.platform: made.total * args.local_engines},
-        max_model_len=made.max_model_len, max_num_seqs=made.max_num_seqs, pinned=residency.pinned, idle_seconds=kept,
+        cost={result.platform: result.total * args.local_engines},
+        max_model_len=result.max_model_len, max_num_seqs=result.max_num_seqs, pinned=residency.pinned, idle_seconds=kept,
     )  # fmt: skip
-    return entry, made
+    return entry, result
 
 
 def _read_flags(
@@ -197,10 +197,10 @@ def _names_of(args: EngineArgs, residency: ResidencyFields) -> list[str]:
 
 
 def _plan(args: EngineArgs) -> Plan:
-    made = plan(msgspec.structs.replace(args, model=str(checkpoint_config.find(args))))
-    if made.problems:
-        raise ConfigError(*made.problems)
-    return made
+    result = plan(msgspec.structs.replace(args, model=str(checkpoint_config.find(args))))
+    if result.problems:
+        raise ConfigError(*result.problems)
+    return result
 
 
 def _check_seconds(where: str, seconds: float) -> None:
@@ -225,7 +225,7 @@ def _budgets(file: Path, memory: int | str | None, plans: list[Plan]) -> dict[st
             memory = human_int(memory)
         except ValueError as e:
             raise ConfigError(f"{file}: memory: {e}") from None
-    budgets = {made.platform: made.device_bytes for made in plans}
+    budgets = {result.platform: result.device_bytes for result in plans}
     if memory is None:
         return budgets
     if memory < 1:

@@ -20,13 +20,13 @@ def run(words: list[str]) -> int:
     args = common.engine_args(namespace, namespace.model_tag)
     path = checkpoint_config.find(args)
     local = msgspec.structs.replace(args, model=str(path))
-    made = plan(local)
-    fewest = fewest_ranks(local) if made.devices > 1 or not made.fits else 1
+    result = plan(local)
+    fewest = fewest_ranks(local) if result.devices > 1 or not result.fits else 1
     if namespace.json:
-        print(json.dumps(as_json(made) | {"fewest_devices": fewest}, indent=2))
+        print(json.dumps(as_json(result) | {"fewest_devices": fewest}, indent=2))
     else:
-        print(as_text(made, args.model, fewest, args.pipeline_parallel_size))
-    return 0 if made.fits else 1
+        print(as_text(result, args.model, fewest, args.pipeline_parallel_size))
+    return 0 if result.fits else 1
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

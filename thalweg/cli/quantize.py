@@ -38,20 +38,20 @@ def run(words: list[str]) -> int:
     parser.add_argument("--ignore", nargs="+", default=["lm_head"], metavar="LAYER",
                         help="layers that stay dense, by name or re:PATTERN (default lm_head)")  # fmt: skip
     parser.add_argument("--max-shard-size", type=_positive, default=4 << 30, metavar="BYTES", help="of a file (default 4 GiB)")
-    said = parser.parse_args(words)
-    if not 0 < said.damp < 1:
-        raise ConfigError(f"--damp: must be between 0 and 1, not {said.damp}")
-    form = choose_format(said.format, said.group_size, said.layout)
-    path = resolve_model(said.model)
+    args = parser.parse_args(words)
+    if not 0 < args.damp < 1:
+        raise ConfigError(f"--damp: must be between 0 and 1, not {args.damp}")
+    form = choose_format(args.format, args.group_size, args.layout)
+    path = resolve_model(args.model)
     from thalweg.quantize.run import Options, quantize, table
 
-    report = quantize(path, said.out, Options(
-        form=form, name=said.format.upper().replace("-", "_"), method=said.method, ignore=said.ignore,
-        calibration=said.calibration, samples=said.num_samples, length=said.seq_len, order=said.actorder, damp=said.damp,
-        shard_bytes=said.max_shard_size,
+    report = quantize(path, args.out, Options(
+        form=form, name=args.format.upper().replace("-", "_"), method=args.method, ignore=args.ignore,
+        calibration=args.calibration, samples=args.num_samples, length=args.seq_len, order=args.actorder, damp=args.damp,
+        shard_bytes=args.max_shard_size,
     ))  # fmt: skip
     print(table(report))
-    print(f"{said.out}: {report.bytes / 1e6:.1f} MB of weights", file=sys.stderr)
+    print(f"{args.out}: {report.bytes / 1e6:.1f} MB of weights", file=sys.stderr)
     return 0
 
 

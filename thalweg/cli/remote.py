@@ -28,12 +28,12 @@ class Remote:
         body = {"model": self._model, "messages": messages, "stream": True, **self.sampling}
         if self.tools:
             body["tools"] = self.tools
-        said = Message()
+        message = Message()
         for choice in self._choices("/chat/completions", body):
             events = list(_events_of(choice.get("delta") or {}))
-            said.add(events)
+            message.add(events)
             show(events)
-        return said
+        return message
 
     def complete(self, text: str, write: Callable[[str], object]) -> str:
         """The completion of a text, a piece at a time."""

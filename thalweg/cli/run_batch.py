@@ -94,8 +94,8 @@ async def _run(args: EngineArgs, settings: ServerSettings, source: IO[bytes], ta
         app = make_app(engine, settings)
         at_once = AT_ONCE * engine.config.scheduler.max_seqs
         with contextlib.closing(tqdm(total=total, desc="requests", unit="req", disable=None)) as bar:
-            async with contextlib.aclosing(in_order(app.serving.lines, _lines(source), at_once)) as made:
-                async for one in made:
+            async with contextlib.aclosing(in_order(app.serving.lines, _lines(source), at_once)) as result:
+                async for one in result:
                     target.write(one.line + b"\n")
                     target.flush()  # an answer survives a later failure
                     done, failed = done + 1, failed + (not one.ok)

@@ -40,13 +40,13 @@ def read_flags(namespace: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def params(said: Mapping[str, Any], defaults: Mapping[str, Any], **fixed: Any) -> SamplingParams:
+def params(values: Mapping[str, Any], defaults: Mapping[str, Any], **fixed: Any) -> SamplingParams:
     """SamplingParams of the given values over the model's defaults. ConfigError names the flag."""
-    unknown = sorted(set(said) - (NAMES - {"sampling_seed"} | {"seed"}))
+    unknown = sorted(set(values) - (NAMES - {"sampling_seed"} | {"seed"}))
     if unknown:
         raise ConfigError(f"{unknown[0]}: is no sampling parameter here; there are {', '.join(sorted(NAMES))}")
     try:
-        return SamplingParams(**{"max_tokens": None, **defaults, **said, **fixed})
+        return SamplingParams(**{"max_tokens": None, **defaults, **values, **fixed})
     except RequestError as e:
         flag = "sampling-seed" if e.param == "seed" else (e.param or "").replace("_", "-")
         raise ConfigError(f"--{flag}: {e}") from None

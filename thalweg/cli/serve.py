@@ -30,18 +30,18 @@ def run(words: list[str]) -> int:
     namespace = common.parse("serve", words, _arguments, about="Serve a model over HTTP, OpenAI-compatible.", server=True)
     if namespace.model_tag is not None and "--model" in words:
         raise ConfigError("--model: the model is already given as the first argument; give it once")
-    made = settings(flags.server_settings(namespace))
-    _logging(made)
+    result = settings(flags.server_settings(namespace))
+    _logging(result)
     if flags.explicit_value(namespace, "models_config") is not None:
-        return _run_models(namespace, made)
+        return _run_models(namespace, result)
     args = common.engine_args(namespace, namespace.model_tag)
-    if args.enable_sleep_mode and not made.server_dev_mode:
+    if args.enable_sleep_mode and not result.server_dev_mode:
         print("warning: --enable-sleep-mode: /sleep and /wake_up need --server-dev-mode", file=sys.stderr)
-    if made.lora_modules and not args.enable_lora:
+    if result.lora_modules and not args.enable_lora:
         raise ConfigError("--lora-modules: adapters need --enable-lora")
-    if made.lora_root and not args.enable_lora:
+    if result.lora_root and not args.enable_lora:
         raise ConfigError("--lora-root: adapters need --enable-lora")
-    if made.headless:
+    if result.headless:
         from thalweg.engine.executor.node import host_ranks
 
         return host_ranks(args)
@@ -50,27 +50,27 @@ def run(words: list[str]) -> int:
     common.say_bundled(args)
     # In this order: a port in use fails at once, and the engine's process imports its code while this one imports the web
     # framework.
-    with listen_all(made) as sockets, Standby(args.device, args) as standby:
+    with listen_all(result) as sockets, Standby(args.device, args) as standby:
         from thalweg.server.serve import serve  # imports the web framework
 
         mark("server imported")
-        return serve(args, made, sockets, standby)
+        return serve(args, result, sockets, standby)
 
 
-def _run_models(namespace: argparse.Namespace, made: ServerSettings) -> int:
+def _run_models(namespace: argparse.Namespace, result: ServerSettings) -> int:
     """Serve the models of --models-config."""
     from thalweg.cli.models_config import read_models
 
     if namespace.model_tag is not None or flags.explicit_value(namespace, "model") is not None:
         raise ConfigError("--models-config: the file lists the models; omit MODEL")
-    if made.headless:
+    if result.headless:
         raise ConfigError("--models-config: not with --headless, which hosts ranks of one model")
-    listed = read_models(namespace, common.parser_of("serve", _arguments, server=True), made)
+    listed = read_models(namespace, common.parser_of("serve", _arguments, server=True), result)
     first = next((entry for entry in listed.entries if entry.pinned), listed.entries[0])
-    with listen_all(made) as sockets, Standby(first.args.device) as standby:
+    with listen_all(result) as sockets, Standby(first.args.device) as standby:
         from thalweg.server.serve import serve_models
 
-        return serve_models(listed, made, sockets, standby)
+        return serve_models(listed, result, sockets, standby)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,19 +107,19 @@ def _import_middleware(path: str) -> Any:
     return found
 
 
-def _logging(made: ServerSettings) -> None:
+def _logging(result: ServerSettings) -> None:
     """Configure the logs of this process. The engine's process always writes its few lines to stderr."""
-    if made.log_error_stack:
+    if result.log_error_stack:
         logging.getLogger("thalweg.server.errors.stacks").setLevel(logging.DEBUG)
-    if made.log_config_file is None:
+    if result.log_config_file is None:
         return
     try:
-        config = json.loads(Path(made.log_config_file).read_text(encoding="utf-8"))
+        config = json.loads(Path(result.log_config_file).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"it must hold a JSON object, not {type(config).__name__}")
         logging.config.dictConfig({"disable_existing_loggers": False, **config})
     except (OSError, ValueError, TypeError, AttributeError, ImportError) as e:
-        raise ConfigError(f"--log-config-file: {made.log_config_file!r}: {e}") from None
+        raise ConfigError(f"--log-config-file: {result.log_config_file!r}: {e}") from None
 
 
 def read_template(value: str) -> str:

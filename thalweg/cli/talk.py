@@ -95,17 +95,17 @@ class Session:
         """Run until the end of the input, or /quit."""
         while True:
             try:
-                said = self._message()
+                line_entry = self._message()
             except EOFError:
                 return
-            if not said.strip():
+            if not line_entry.strip():
                 continue
-            if said.startswith("/") and "\n" not in said:
-                if said.split()[0] in ("/quit", "/exit", "/bye"):
+            if line_entry.startswith("/") and "\n" not in line_entry:
+                if line_entry.split()[0] in ("/quit", "/exit", "/bye"):
                     return
-                self._command(said)
+                self._command(line_entry)
             else:
-                self._say({"role": "user", "content": said})
+                self._say({"role": "user", "content": line_entry})
 
     def _message(self) -> str:
         line = self._read("> ")
@@ -159,8 +159,8 @@ class Session:
 
     # ------------------------------------------------------------ commands
 
-    def _command(self, said: str) -> None:
-        name, _, rest = said[1:].partition(" ")
+    def _command(self, line_entry: str) -> None:
+        name, _, rest = line_entry[1:].partition(" ")
         known = {
             "help": self._help, "clear": self._clear, "system": self._system, "undo": self._undo, "retry": self._retry,
             "set": self._set, "save": self._save,
@@ -200,9 +200,9 @@ class Session:
         if last is not None:
             self._say(last)
 
-    def _set(self, said: str) -> None:
-        if said:
-            name, _, value = said.partition("=")
+    def _set(self, line_entry: str) -> None:
+        if line_entry:
+            name, _, value = line_entry.partition("=")
             try:
                 read = json.loads(value)
             except ValueError:

@@ -168,8 +168,8 @@ class MakesConfigs:
         info, facts = platform.describe(), locate(args).facts
         if info is None:
             raise ConfigError(f"device: {platform.name!r} cannot be planned for: {platform.unplannable_reason()}")
-        made = resolve.scheduler(config.EngineArgs(), platform.defaults(facts, info), facts.max_len)
-        return dict.fromkeys(UsageContext, made.token_budget), dict.fromkeys(UsageContext, made.max_seqs)
+        result = resolve.scheduler(config.EngineArgs(), platform.defaults(facts, info), facts.max_len)
+        return dict.fromkeys(UsageContext, result.token_budget), dict.fromkeys(UsageContext, result.max_seqs)
 
 
 class MadeArgs(MakesConfigs, config.EngineArgs, kw_only=True, frozen=True):

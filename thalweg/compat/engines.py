@@ -34,9 +34,9 @@ class LLMEngine(offline.LLMEngine):
         disable_log_stats: bool = False,
     ) -> LLMEngine:
         """disable_log_stats: an engine in the calling thread logs none. The rest as `from_engine_args`."""
-        made = cls.from_engine_args(_check_config(vllm_config).engine_args, usage_context, stat_loggers)
-        assert isinstance(made, LLMEngine)
-        return made
+        result = cls.from_engine_args(_check_config(vllm_config).engine_args, usage_context, stat_loggers)
+        assert isinstance(result, LLMEngine)
+        return result
 
 
 class AsyncLLM(async_llm.AsyncLLM):

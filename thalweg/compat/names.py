@@ -78,12 +78,12 @@ class ModelRegistry:
         class), or by a family ("module:function"). NotSupportedError for other classes: modules of vLLM do not run here."""
         from thalweg.models import registry
 
-        said = model_cls if isinstance(model_cls, str) else f"{model_cls.__module__}:{model_cls.__qualname__}"
-        name = said.rpartition(":")[2]
+        path = model_cls if isinstance(model_cls, str) else f"{model_cls.__module__}:{model_cls.__qualname__}"
+        name = path.rpartition(":")[2]
         if registry.has(name):
             registry.add(model_arch, name)
-        elif ":" in said and not name[:1].isupper():
-            registry.add(model_arch, said)
+        elif ":" in path and not name[:1].isupper():
+            registry.add(model_arch, path)
         else:
             raise NotSupportedError(f"register_model: {name!r:.80}: it is not served here; {FAMILIES}")
 

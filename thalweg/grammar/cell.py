@@ -27,21 +27,21 @@ KEPT_BYTES = 128 << 20
 TOO_DEEP = "nested too deeply"
 
 
-def judge(asked: GrammarRequest, compiler: Compiler) -> GrammarSource:
+def judge(requested: GrammarRequest, compiler: Compiler) -> GrammarSource:
     """A source that compiles and has a first mask. GrammarError, of a schema always with a pointer."""
-    source = source_of(asked)
+    source = source_of(requested)
     try:
         compiler.try_first(source.text)
     except GrammarError as e:
-        pointer = locate_error(asked, compiler, e.why) if asked.kind == "json" else e.pointer
+        pointer = locate_error(requested, compiler, e.why) if requested.kind == "json" else e.pointer
         raise GrammarError(e.why, pointer) from None
     return source
 
 
-def _work(compiler: Compiler, asked: GrammarRequest) -> GrammarSource:
+def _work(compiler: Compiler, requested: GrammarRequest) -> GrammarSource:
     """As `judge`, with TaskRefusedError for every rejection."""
     try:
-        return judge(asked, compiler)
+        return judge(requested, compiler)
     except GrammarError as e:
         raise TaskRefusedError("grammar", e.why, e.pointer) from None
     except RecursionError:

@@ -91,11 +91,11 @@ class Compiler:
         """A new matcher at the start of a text, copied from the cached one. GrammarError."""
         found = self.lookup(text)
         if found is None:
-            made = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
-            if made.is_error():
-                raise GrammarError(words_of(made.get_error()))
-            self._keep(text, made)
-            found = made.deep_copy()
+            result = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+            if result.is_error():
+                raise GrammarError(words_of(result.get_error()))
+            self._keep(text, result)
+            found = result.deep_copy()
         return found
 
     def lookup(self, text: str) -> LLMatcher | None:
@@ -113,19 +113,19 @@ class Compiler:
 
     def try_first(self, text: str) -> None:
         """Compile the grammar, compute its first mask, and feed it `TRIED` tokens of a sample text. GrammarError."""
-        made = self.compile(text)
+        result = self.compile(text)
         for place in range(TRIED + 1):
-            mask = bytearray(made.compute_bitmask())
-            if made.is_error():
-                raise GrammarError(words_of(made.get_error()))
-            if made.is_stopped():
+            mask = bytearray(result.compute_bitmask())
+            if result.is_error():
+                raise GrammarError(words_of(result.get_error()))
+            if result.is_stopped():
                 break
             token = self._one_of(mask, place * _STRIDE)
-            if token is None and made.is_accepting():
+            if token is None and result.is_accepting():
                 break
-            if token is None or not made.consume_token(token):
-                raise GrammarError(words_of(made.get_error()))
-        if place == 0 and not made.is_accepting():
+            if token is None or not result.consume_token(token):
+                raise GrammarError(words_of(result.get_error()))
+        if place == 0 and not result.is_accepting():
             raise GrammarError("no text at all is a sentence of this grammar")
 
     def _one_of(self, mask: bytearray, start: int) -> int | None:
@@ -140,10 +140,10 @@ class Compiler:
         at = (start + skipped) % len(mask)
         return 8 * at + (mask[at] & -mask[at]).bit_length() - 1
 
-    def _keep(self, text: str, made: LLMatcher) -> None:
+    def _keep(self, text: str, result: LLMatcher) -> None:
         with self._lock:
             self._bytes += 0 if text in self._kept else len(text)
-            self._kept[text] = made
+            self._kept[text] = result
             while len(self._kept) > 1 and (len(self._kept) > KEPT or self._bytes > KEPT_BYTES):
                 old, _ = self._kept.popitem(last=False)
                 self._bytes -= len(old)
@@ -201,5 +201,5 @@ def words_of(error: str) -> str:
     if _NO_END in error:
         return NEVER_ENDS
     lines = [line.strip() for line in error.strip().splitlines() if line.strip(" ^|")]
-    said = [line for line in lines if line.startswith("error:")]
-    return " ".join(line[:300] for line in [*lines[:1], *said[:1]]) or "cannot be compiled"
+    errors = [line for line in lines if line.startswith("error:")]
+    return " ".join(line[:300] for line in [*lines[:1], *errors[:1]]) or "cannot be compiled"

@@ -22,33 +22,35 @@ MOST_CHOICE = 10_000
 """Characters of one choice. The compiled expression has a state for every byte."""
 
 
-def source_of(asked: GrammarRequest) -> GrammarSource:
+def source_of(requested: GrammarRequest) -> GrammarSource:
     """The grammar of a request. GrammarError, with a pointer into a schema, for unsupported features."""
-    match asked.kind:
+    match requested.kind:
         case "json" | "json_object":
-            schema = {"type": "object"} if asked.kind == "json_object" else read(asked.text)
-            if asked.inside:
-                return GrammarSource(text=compiled.lark(f"start: {ebnf.inner(schema, json_options(asked))}"))
-            made = prepare_schema(schema, asked.closed)
-            return GrammarSource(text=compiled.from_json(made, json_options(asked)), json=True, few_keys=may_run_out(made))
+            schema = {"type": "object"} if requested.kind == "json_object" else read(requested.text)
+            if requested.inside:
+                return GrammarSource(text=compiled.lark(f"start: {ebnf.inner(schema, json_options(requested))}"))
+            result = prepare_schema(schema, requested.closed)
+            return GrammarSource(
+                text=compiled.from_json(result, json_options(requested)), json=True, few_keys=may_run_out(result)
+            )
         case "regex":
-            return GrammarSource(text=compiled.regex(regexes.simplify(asked.text)))
+            return GrammarSource(text=compiled.regex(regexes.simplify(requested.text)))
         case "choice":
-            return GrammarSource(text=compiled.regex(_choices(read(asked.text))))
+            return GrammarSource(text=compiled.regex(_choices(read(requested.text))))
         case "grammar":
-            text = ebnf.to_lark(asked.text, json_options(asked))
-            inner = source_of(asked.inner).text if asked.inner is not None else ""
+            text = ebnf.to_lark(requested.text, json_options(requested))
+            inner = source_of(requested.inner).text if requested.inner is not None else ""
             return GrammarSource(text=compiled.nest(text, inner) if inner else compiled.lark(text))
         case "structural_tag":
-            return GrammarSource(text=tags.to_grammar(read(asked.text), asked))
+            return GrammarSource(text=tags.to_grammar(read(requested.text), requested))
 
 
-def json_options(asked: GrammarRequest) -> dict[str, object]:
+def json_options(requested: GrammarRequest) -> dict[str, object]:
     """llguidance's options for JSON. No schema can override them."""
     options: dict[str, object] = {"lenient": False, "coerce_one_of": False, "item_separator": ",", "key_separator": ":"}
-    if asked.compact:
+    if requested.compact:
         return {**options, "whitespace_flexible": False}
-    return {**options, "whitespace_flexible": True, "whitespace_pattern": asked.whitespace or WHITESPACE}
+    return {**options, "whitespace_flexible": True, "whitespace_pattern": requested.whitespace or WHITESPACE}
 
 
 def read(text: str) -> Any:
@@ -78,10 +80,10 @@ MOST_LOCATED = 20_000
 MOST_TRIED = 60
 
 
-def locate_error(asked: GrammarRequest, compiler: compiled.Compiler, why: str) -> str:
+def locate_error(requested: GrammarRequest, compiler: compiled.Compiler, why: str) -> str:
     """Pointer to the innermost schema with the compiler's error. "#": not found."""
-    root, at, tries = read(asked.text), "#", 0
-    if len(asked.text) > MOST_LOCATED or not isinstance(root, dict):
+    root, at, tries = read(requested.text), "#", 0
+    if len(requested.text) > MOST_LOCATED or not isinstance(root, dict):
         return at
     shared = {k: root[k] for k in ("$defs", "definitions") if k in root}
     inner: Any = root
@@ -90,7 +92,7 @@ def locate_error(asked: GrammarRequest, compiler: compiled.Compiler, why: str) -
             tries += 1
             if tries > MOST_TRIED:
                 return at
-            if _fault({**shared, **child} if isinstance(child, dict) else child, asked, compiler) == why:
+            if _fault({**shared, **child} if isinstance(child, dict) else child, requested, compiler) == why:
                 inner, at = child, f"{at}/{pointer}"
                 break
         else:
@@ -98,9 +100,9 @@ def locate_error(asked: GrammarRequest, compiler: compiled.Compiler, why: str) -
     return at
 
 
-def _fault(schema: Any, asked: GrammarRequest, compiler: compiled.Compiler) -> str:
+def _fault(schema: Any, requested: GrammarRequest, compiler: compiled.Compiler) -> str:
     try:
-        compiler.try_first(source_of(msgspec.structs.replace(asked, text=json.dumps(schema))).text)
+        compiler.try_first(source_of(msgspec.structs.replace(requested, text=json.dumps(schema))).text)
     except GrammarError as e:
         return e.why
     return ""

@@ -30,10 +30,10 @@ def inner(schema: Any, options: dict[str, object] | None = None) -> str:
     """A JSON schema as a part of Lark, where `JsonGuard` does not watch the text. GrammarError, with a pointer into
     `schema`."""
     try:
-        made = order_keys(prepare_schema(schema))
+        result = order_keys(prepare_schema(schema))
     except GrammarError as e:
         raise GrammarError(e.why, known_pointer(schema, e.pointer)) from None
-    return "%json " + json.dumps({**made, "x-guidance": options or {"lenient": False}})
+    return "%json " + json.dumps({**result, "x-guidance": options or {"lenient": False}})
 
 
 def _schemas(text: str, options: dict[str, object] | None) -> str:

@@ -58,15 +58,15 @@ class Grammars:
         """The grammar's matcher at the start of a text. GrammarError."""
         from thalweg.grammar.matcher import Matcher
 
-        made = self._made
-        inner = None if made is None else made[0].lookup(source.text)
-        if made is None or inner is None:
+        result = self._made
+        inner = None if result is None else result[0].lookup(source.text)
+        if result is None or inner is None:
             with self._one:
                 _deep(lambda: self._compile(source.text))
-            made = self._made
-            assert made is not None
-            inner = made[0].compile(source.text)
-        return Matcher(inner, source, made[1])
+            result = self._made
+            assert result is not None
+            inner = result[0].compile(source.text)
+        return Matcher(inner, source, result[1])
 
     def _compile(self, text: str) -> None:
         self._compiler().compile(text)

@@ -67,26 +67,26 @@ class GrammarValidator:
                 self._made = self._vocabulary()
             return self._made
 
-    def source(self, asked: GrammarRequest) -> GrammarSource:
+    def source(self, requested: GrammarRequest) -> GrammarSource:
         """The source for the engine to compile. GrammarError gives the reason of a rejection. UnavailableError: child processes
         were lost or stalled."""
         with self._lock:
-            found = self._kept.get(asked)
+            found = self._kept.get(requested)
             if found is not None:
-                self._kept.move_to_end(asked)
+                self._kept.move_to_end(requested)
         if found is None:
-            found = self._judge(asked)
-            self._keep(asked, found)
+            found = self._judge(requested)
+            self._keep(requested, found)
         if isinstance(found, GrammarError):
             raise GrammarError(found.why, found.pointer)
         return found
 
-    def _judge(self, asked: GrammarRequest) -> GrammarSource | GrammarError:
-        at = "#" if asked.kind == "json" else ""
-        if len(asked.text) > MOST_CHARS:
-            return GrammarError(f"has {len(asked.text)} characters; the limit is {MOST_CHARS}", at)
+    def _judge(self, requested: GrammarRequest) -> GrammarSource | GrammarError:
+        at = "#" if requested.kind == "json" else ""
+        if len(requested.text) > MOST_CHARS:
+            return GrammarError(f"has {len(requested.text)} characters; the limit is {MOST_CHARS}", at)
         try:
-            return self._compile(asked)
+            return self._compile(requested)
         except UnicodeEncodeError:
             return GrammarError("not valid Unicode text; remove the lone surrogate", at)
         except CpuLimitError:
@@ -99,9 +99,9 @@ class GrammarValidator:
             why = f"used more than {MEMORY >> 20} MiB of memory" if e.why == NO_MEMORY else e.detail
             return GrammarError(why, e.place or at)
 
-    def _compile(self, asked: GrammarRequest) -> GrammarSource:
+    def _compile(self, requested: GrammarRequest) -> GrammarSource:
         try:
-            return self._run(asked, min(QUICK, self._seconds))
+            return self._run(requested, min(QUICK, self._seconds))
         except CpuLimitError:
             if self._seconds <= QUICK:
                 raise
@@ -109,18 +109,18 @@ class GrammarValidator:
             raise UnavailableError("too many large grammars wait to be compiled; try again")
         try:
             with self._slow:
-                return self._run(asked, self._seconds)
+                return self._run(requested, self._seconds)
         finally:
             self._slowly.release()
 
-    def _run(self, asked: GrammarRequest, seconds: float) -> GrammarSource:
-        return self._jobs.run(asked, TaskLimits(seconds, WALL * self._seconds, MEMORY))
+    def _run(self, requested: GrammarRequest, seconds: float) -> GrammarSource:
+        return self._jobs.run(requested, TaskLimits(seconds, WALL * self._seconds, MEMORY))
 
-    def _keep(self, asked: GrammarRequest, found: GrammarSource | GrammarError) -> None:
+    def _keep(self, requested: GrammarRequest, found: GrammarSource | GrammarError) -> None:
         with self._lock:
-            if asked not in self._kept:
-                self._chars += len(asked.text)
-            self._kept[asked] = found
+            if requested not in self._kept:
+                self._chars += len(requested.text)
+            self._kept[requested] = found
             while len(self._kept) > 1 and (len(self._kept) > KEPT or self._chars > KEPT_CHARS):
                 old, _ = self._kept.popitem(last=False)
                 self._chars -= len(old.text)

@@ -58,10 +58,10 @@ def parse(pattern: str) -> Alternation | None:
     """The expression as a tree. None: unsupported syntax."""
     reader = _RegexParser(pattern)
     try:
-        made = reader.choice("", 0)
+        result = reader.choice("", 0)
     except (ValueError, IndexError):
         return None
-    return made if reader.at == len(pattern) else None
+    return result if reader.at == len(pattern) else None
 
 
 class _RegexParser:

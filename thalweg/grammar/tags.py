@@ -17,13 +17,13 @@ MOST_PARTS = 1000
 _TEXT = r"/(.|\n)*/"
 
 
-def to_grammar(tag: Any, asked: GrammarRequest) -> str:
+def to_grammar(tag: Any, requested: GrammarRequest) -> str:
     """The grammar of a structural tag. GrammarError names the part."""
     from thalweg.grammar.convert import json_options
 
     if not isinstance(tag, dict):
         raise GrammarError("must be an object")
-    made = _Rules(json_options(asked))
+    result = _Rules(json_options(requested))
     if "structures" in tag:
         structures = [s if isinstance(s, dict) else {} for s in _list(tag["structures"], "#/structures")]
         tags = [
@@ -31,12 +31,12 @@ def to_grammar(tag: Any, asked: GrammarRequest) -> str:
             for s in structures
         ]
         body = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
-        start = made.part(body, "#")
+        start = result.part(body, "#")
     elif "format" in tag:
-        start = made.part(tag["format"], "#/format")
+        start = result.part(tag["format"], "#/format")
     else:
         raise GrammarError('needs "format", or "structures" and "triggers"')
-    return compiled.lark("\n".join(["%llguidance {}", f"start: {start}", *made.rules]), **made.others)
+    return compiled.lark("\n".join(["%llguidance {}", f"start: {start}", *result.rules]), **result.others)
 
 
 class _Rules:
@@ -112,20 +112,20 @@ class _Rules:
         if form.get("excludes"):
             raise GrammarError("is not supported", f"{at}/excludes")
         tags = _list(form.get("tags"), f"{at}/tags")
-        made = []
+        result = []
         for trigger in triggers:
             mine = [(i, t) for i, t in enumerate(tags) if isinstance(t, dict) and str(t.get("begin", "")).startswith(trigger)]
             if mine:
                 head = self._rule(f"{_TEXT} {_literal(trigger)}", "[lazy]")
                 bodies = [self._tag(t, f"{at}/tags/{i}", len(trigger)) for i, t in mine]
-                made.append(self._rule(f"{head} ({' | '.join(bodies)})"))
+                result.append(self._rule(f"{head} ({' | '.join(bodies)})"))
         for i, tag in enumerate(tags):
             if not (isinstance(tag, dict) and any(str(tag.get("begin", "")).startswith(t) for t in triggers)):
                 raise GrammarError("begins with none of the triggers", f"{at}/tags/{i}/begin")
         once = bool(form.get("stop_after_first"))
         times = ("" if once else "+") if form.get("at_least_one") else ("?" if once else "*")
         tail = "" if once and form.get("at_least_one") else f" {self._rule(_TEXT)}"
-        return self._rule(f"({' | '.join(made)}){times}{tail}")
+        return self._rule(f"({' | '.join(result)}){times}{tail}")
 
     def _tags_with_separator(self, form: dict[str, Any], at: str) -> str:
         tags = [

@@ -217,8 +217,8 @@ def plans_on_device(backend: AttentionBackend) -> bool:
 
 def named_attention(backends: Sequence[AttentionBackend], name: str) -> list[AttentionBackend]:
     """Those of a name of ours, of its part before a dash, or of the field's name for them. ValueError if there are none."""
-    said = name.lower().replace("_", "-")
-    found = [b for b in backends if name.upper() in b.known_as or b.name == said or b.name.startswith(f"{said}-")]
+    spelling = name.lower().replace("_", "-")
+    found = [b for b in backends if name.upper() in b.known_as or b.name == spelling or b.name.startswith(f"{spelling}-")]
     if not found:
         there = dict.fromkeys(n for b in backends for n in (b.name, *b.known_as))
         raise ValueError(f"{name!r:.60} is not available on this device; supported: {', '.join(there)}")

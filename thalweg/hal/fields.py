@@ -93,11 +93,11 @@ def blank(kind: type[D], sizes: Mapping[str, int], **more: Any) -> D:
 
 def grown(x: D, sizes: Mapping[str, int], least: int = LIST) -> D:
     """The same with its (host) arrays padded. sizes: lengths of T, S and B. least: of flat lists."""
-    made = {}
+    result = {}
     for name, d in dims(type(x)).items():
         a = getattr(x, name)
-        made[name] = tuple(d.grow(each, sizes, least) for each in a) if isinstance(a, tuple) else d.grow(a, sizes, least)
-    out: D = replace(x, **made)  # type: ignore[type-var]
+        result[name] = tuple(d.grow(each, sizes, least) for each in a) if isinstance(a, tuple) else d.grow(a, sizes, least)
+    out: D = replace(x, **result)  # type: ignore[type-var]
     return out
 
 

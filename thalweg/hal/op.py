@@ -64,8 +64,8 @@ def op(*, samples: Iterable[Sample] = (), tolerances: Mapping[str, float] | None
     """Decorator: the function becomes the reference body of an op of the same name."""
 
     def wrap(f: Callable[..., Any]) -> Op:
-        made = Op(f.__name__, f, tuple(samples), dict(tolerances or {}))
-        return made
+        result = Op(f.__name__, f, tuple(samples), dict(tolerances or {}))
+        return result
 
     return wrap
 

@@ -231,9 +231,9 @@ class Platform(ABC):
         if self.options is None or not isinstance(options, type(self.options)):
             takes = f"takes {type(self.options).__name__}" if self.options is not None else "has no options"
             raise DeviceError(f"device: {self.name} {takes}, not {type(options).__name__}")
-        made = copy.copy(self)
-        made.options = options
-        return made
+        result = copy.copy(self)
+        result.options = options
+        return result
 
     @abstractmethod
     def probe(self) -> Probe:

@@ -106,8 +106,8 @@ class ConfinedProcess:
         if self._statm is not None:
             most = self._hard_memory
             if more is not None:
-                asked = self._address_space_bytes() + more
-                most = asked if most == resource.RLIM_INFINITY else min(most, asked)
+                requested = self._address_space_bytes() + more
+                most = requested if most == resource.RLIM_INFINITY else min(most, requested)
             resource.setrlimit(resource.RLIMIT_AS, (most, self._hard_memory))
 
     def _address_space_bytes(self) -> int:

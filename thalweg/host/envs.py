@@ -97,12 +97,12 @@ def profiler_folder() -> str:
 
 def engine_fields() -> dict[str, Any]:
     """Fields of EngineArgs that the environment gives, where the caller does not."""
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if (invariant := batch_invariant()) is not None:
-        made["batch_invariant"] = invariant
+        result["batch_invariant"] = invariant
     if folder := profiler_folder():
-        made["profiler_config"] = {"profiler": "torch", "torch_profiler_dir": folder}
-    return made
+        result["profiler_config"] = {"profiler": "torch", "torch_profiler_dir": folder}
+    return result
 
 
 def client_api_key() -> str | None:

@@ -46,14 +46,14 @@ class Failpoint:
 
 def parse(text: str) -> tuple[Failpoint, ...]:
     """ConfigError names the wrong part."""
-    made = []
+    result = []
     for part in filter(None, (p.strip() for p in text.split(";"))):
         point, *conditions, action = part.split(":")
         pairs = [f.partition("=") for f in conditions]
         if not point or action not in ACTIONS or not all(eq and value.lstrip("-").isdecimal() for _, eq, value in pairs):
             raise ConfigError(f"THALWEG_FAILPOINTS: {part!r} is not point[:condition=number]...:{'|'.join(ACTIONS)}")
-        made.append(Failpoint(point, tuple((name, int(value)) for name, _, value in pairs), action))
-    return tuple(made)
+        result.append(Failpoint(point, tuple((name, int(value)) for name, _, value in pairs), action))
+    return tuple(result)
 
 
 _ACTIVE = parse(envs.failpoints())

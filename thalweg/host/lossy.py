@@ -42,12 +42,12 @@ def install() -> None:
         except (AttributeError, OSError, ValueError):
             continue
         if own:
-            made = io.TextIOWrapper(
+            result = io.TextIOWrapper(
                 _Sink(number),  # type: ignore[type-var]
                 encoding=stream.encoding,
                 errors=stream.errors,
                 line_buffering=True,
                 write_through=True,
             )
-            setattr(sys, name, made)
-            setattr(sys, f"__{name}__", made)
+            setattr(sys, name, result)
+            setattr(sys, f"__{name}__", result)

@@ -37,8 +37,8 @@ class AudioDecoder:
             raise RequestError(f"{at}: it is empty", at)
         most = int(self._most_seconds * SAMPLES_PER_SECOND)
         task = AudioTask(data, rate, self._most_seconds, most)
-        made = self._decoder.decode(task, at, TaskLimits(CPU_SECONDS, WALL, MEMORY))
-        return np.frombuffer(made.samples, np.float32)
+        result = self._decoder.decode(task, at, TaskLimits(CPU_SECONDS, WALL, MEMORY))
+        return np.frombuffer(result.samples, np.float32)
 
 
 def samples_of(given: Any, param: str) -> np.ndarray:

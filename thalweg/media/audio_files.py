@@ -123,5 +123,5 @@ def wav_header(rate: int, count: int | None) -> bytes:
 
 
 def to_int16(samples: np.ndarray) -> np.ndarray:
-    made: np.ndarray = np.rint(np.clip(samples, -1, 1) * 32767).astype("<i2")
-    return made
+    result: np.ndarray = np.rint(np.clip(samples, -1, 1) * 32767).astype("<i2")
+    return result

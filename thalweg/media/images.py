@@ -77,9 +77,9 @@ class ImageLoader:
 
     def _read(self, data: bytes, at: str, background: Colour) -> Image:
         task = ImageTask(data=data, processor=self._processor, background=background)
-        made = self._decoder.decode(task, at, TaskLimits(SECONDS, WALL, MEMORY), extra=2 * len(data))
-        views = tuple(to_array(picture) for picture in made.views)
-        return Image(views, made.size, self._digests.of_arrays(made.size, *views))
+        result = self._decoder.decode(task, at, TaskLimits(SECONDS, WALL, MEMORY), extra=2 * len(data))
+        views = tuple(to_array(picture) for picture in result.views)
+        return Image(views, result.size, self._digests.of_arrays(result.size, *views))
 
 
 def to_array(picture: Picture) -> np.ndarray:

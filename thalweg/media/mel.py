@@ -72,9 +72,9 @@ def mel_filters(bins: int, transform: int, htk: bool) -> np.ndarray:
         edges = _hertz(np.linspace(0.0, _mel(RATE / 2), bins + 2))
     at = np.linspace(0.0, RATE / 2, transform // 2 + 1)[:, None]
     rise, fall = (at - edges[:-2]) / np.diff(edges)[:-1], (edges[2:] - at) / np.diff(edges)[1:]
-    made: np.ndarray = np.maximum(0.0, np.minimum(rise, fall)) * (1.0 if htk else 2.0 / (edges[2:] - edges[:-2]))
-    made.flags.writeable = False
-    return made
+    result: np.ndarray = np.maximum(0.0, np.minimum(rise, fall)) * (1.0 if htk else 2.0 / (edges[2:] - edges[:-2]))
+    result.flags.writeable = False
+    return result
 
 
 def _mel(hertz: float) -> float:

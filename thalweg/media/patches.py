@@ -68,8 +68,8 @@ def normalize(view: np.ndarray, p: ImageProcessor) -> np.ndarray:
     if p.coarse:
         mean, std, shades = _round_bfloat16(mean), _round_bfloat16(std), _round_bfloat16(view.astype(F32) * F32(p.scale))
         return _round_bfloat16(_round_bfloat16(shades - mean) / std)
-    made: np.ndarray = (view.astype(F32) * F32(p.scale) - mean) / std
-    return made
+    result: np.ndarray = (view.astype(F32) * F32(p.scale) - mean) / std
+    return result
 
 
 def _round_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -131,9 +131,9 @@ def query_patches(p: Aria, view: np.ndarray) -> PatchInputs:
     whole = np.zeros((rows * p.patch, columns * p.patch, 3), np.uint8)
     whole[: view.shape[0], : view.shape[1]] = view
     place = _fractions(rows, columns, p.side)
-    made = PatchInputs(cut(normalize(whole, p), p.patch), [rows * columns], np.zeros(p.queries, I32), place)
-    made.mix = None if p.shown == p.queries else np.arange(p.shown, dtype=I32)[:, None]
-    return made
+    result = PatchInputs(cut(normalize(whole, p), p.patch), [rows * columns], np.zeros(p.queries, I32), place)
+    result.mix = None if p.shown == p.queries else np.arange(p.shown, dtype=I32)[:, None]
+    return result
 
 
 def query_views(p: Idefics2, views: Sequence[np.ndarray], queries: int) -> PatchInputs:
@@ -152,8 +152,8 @@ def _fractions(rows: int, columns: int, side: int) -> np.ndarray:
         np.searchsorted(limits, np.minimum(np.arange(n, dtype=F32) * (F32(1) / F32(n)), F32(1 - 1e-6)), side="right")
         for n in (rows, columns)
     )
-    made: np.ndarray = (down[:, None] * side + across).reshape(-1, 1).astype(I32)
-    return made
+    result: np.ndarray = (down[:, None] * side + across).reshape(-1, 1).astype(I32)
+    return result
 
 
 def pooled_windows(p: Molmo2, views: Sequence[np.ndarray], grids: Sequence[np.ndarray], pool: tuple[int, int]) -> PatchInputs:
@@ -172,12 +172,12 @@ def pooled_windows(p: Molmo2, views: Sequence[np.ndarray], grids: Sequence[np.nd
     rest = np.setdiff1d(np.arange(len(value), dtype=I32), shown)  # of overlaps, which no window reads
     sizes = [*map(len, windows), *([len(rest)] if len(rest) else [])]
     place = np.concatenate([np.arange(len(each), dtype=I32) for each in parts])
-    made = PatchInputs(
+    result = PatchInputs(
         np.ascontiguousarray(value), [len(each) for each in parts], np.concatenate([shown, rest]).astype(I32), place[:, None],
         windows=sizes,
     )  # fmt: skip
-    made.vectors = len(sizes)
-    return made
+    result.vectors = len(sizes)
+    return result
 
 
 def cropped_places(p: NemotronOmni | NemotronTiles, view: np.ndarray, *frames: np.ndarray) -> PatchInputs:
@@ -223,29 +223,29 @@ def stride_windows(grid: np.ndarray) -> np.ndarray:
 def neighbouring_blocks(p: Lfm3, views: Sequence[np.ndarray]) -> PatchInputs:
     """Patches in merged squares, with the distances to the neighbours of each in this order. A neighbour beyond the image has a
     share of 0."""
-    made = blocks(p, views)
+    result = blocks(p, views)
     rows, columns = (edge // p.patch for edge in views[0].shape[:2])
     order = merge_order(rows, columns, p.merge)
     down, across = np.divmod(order, columns)
-    made.turn = angles(down, across, p.head_dim, p.theta, False)
+    result.turn = angles(down, across, p.head_dim, p.theta, False)
     index = np.empty(order.size, I32)
     index[order] = np.arange(order.size, dtype=I32)
     edge = p.kernel // 2
     wide = np.pad(index.reshape(rows, columns), edge, constant_values=-1)
     found = np.lib.stride_tricks.sliding_window_view(wide, (p.kernel, p.kernel)).reshape(order.size, -1)[order]
-    made.share = (found >= 0).astype(F32)
-    made.place = np.where(found >= 0, found - np.arange(order.size, dtype=I32)[:, None], 0).astype(I32)
-    return made
+    result.share = (found >= 0).astype(F32)
+    result.place = np.where(found >= 0, found - np.arange(order.size, dtype=I32)[:, None], 0).astype(I32)
+    return result
 
 
 def padded_squares(p: DeepseekVl2, views: Sequence[np.ndarray]) -> PatchInputs:
     """Squares, whose patches are filled up with zeros to a multiple of those that become one vector."""
-    made = square(p, views, False, False)
+    result = square(p, views, False, False)
     edge = p.side // p.patch
     grid = np.pad(np.arange(edge**2, dtype=I32).reshape(edge, edge), ((0, -edge % p.merge),) * 2, constant_values=-1)
     each = grid.reshape(-1)[merge_order(len(grid), len(grid), p.merge)]
-    made.keep = np.concatenate([np.where(each < 0, each, each + I32(i * edge**2)) for i in range(len(views))])
-    return made
+    result.keep = np.concatenate([np.where(each < 0, each, each + I32(i * edge**2)) for i in range(len(views))])
+    return result
 
 
 def rotary_patches(p: ImageProcessor, view: np.ndarray, merge: int, head_dim: int, theta: float, apart: bool) -> PatchInputs:
@@ -277,40 +277,40 @@ def alternating(p: Kimi, view: np.ndarray) -> PatchInputs:
     order = np.arange(rows * columns, dtype=I32)
     down, across = np.divmod(order, columns)
     turn = angles(across, down, p.head_dim, 1e4, False).reshape(order.size, 2, 2, -1).swapaxes(2, 3)
-    made = PatchInputs(
+    result = PatchInputs(
         cut(normalize(view, p), p.patch), [order.size], merge_order(rows, columns, p.merge),
         turn=np.ascontiguousarray(turn).reshape(order.size, -1),
     )  # fmt: skip
-    made.place, made.share = spread(order, rows, columns, p.side, cubic=True)
-    return made
+    result.place, result.share = spread(order, rows, columns, p.side, cubic=True)
+    return result
 
 
 def rotary_tiles(p: Llama4, views: Sequence[np.ndarray]) -> PatchInputs:
     """Squares with a vector of the whole before each, and rotary positions of columns and of rows, counted from 1."""
     side = p.side // p.patch
-    made = square(p, views, True, False, p.merge)
+    result = square(p, views, True, False, p.merge)
     down, across = np.divmod(np.arange(side * side, dtype=I32), side)
     none = np.zeros(1, I32)
     still = angles(none, none, p.head_dim, p.theta, False)
-    made.turn = np.tile(np.concatenate([still, angles(across + 1, down + 1, p.head_dim, p.theta, False)]), (len(views), 1))
-    return made
+    result.turn = np.tile(np.concatenate([still, angles(across + 1, down + 1, p.head_dim, p.theta, False)]), (len(views), 1))
+    return result
 
 
 def rotary_means(p: PerceptionLM, views: Sequence[np.ndarray]) -> PatchInputs:
     """Squares with rotary positions of columns and of rows, and perhaps a vector of the whole before each. Squares of vectors
     become their mean."""
     side = p.side // p.patch
-    made = square(p, views, p.classes, False)
+    result = square(p, views, p.classes, False)
     down, across = np.divmod(np.arange(side * side, dtype=I32), side)
     across, down = (((each + F32(p.first)) * F32(p.stretch)).astype(F32) for each in (across, down))
     turn, none = angles(across, down, p.head_dim, 1e4, False), np.zeros(1, I32)
     still = angles(none, none, p.head_dim, 1e4, False)
-    made.turn = np.tile(np.concatenate([still, turn]) if p.classes else turn, (len(views), 1))
+    result.turn = np.tile(np.concatenate([still, turn]) if p.classes else turn, (len(views), 1))
     if p.merge > 1:
         begins = np.arange(len(views), dtype=I32)[:, None] * side * side
-        made.mix = (merge_order(side, side, p.merge) + begins).reshape(-1, p.merge**2)
-        made.part = np.full(made.mix.shape, 1 / p.merge**2, F32)
-    return made
+        result.mix = (merge_order(side, side, p.merge) + begins).reshape(-1, p.merge**2)
+        result.part = np.full(result.mix.shape, 1 / p.merge**2, F32)
+    return result
 
 
 def angles(down: np.ndarray, across: np.ndarray, head_dim: int, theta: float, apart: bool) -> np.ndarray:
@@ -388,12 +388,12 @@ def blocks(p: QwenVL, views: Sequence[np.ndarray]) -> PatchInputs:
     each = [cut(normalize(view, p), p.patch).reshape(rows * columns, 3, 1, p.patch, p.patch) for view in views]
     flat = np.concatenate(each, 2)[order]
     value = np.broadcast_to(flat, (order.size, 3, p.frames, p.patch, p.patch)).reshape(order.size, -1)
-    made = PatchInputs(
+    result = PatchInputs(
         np.ascontiguousarray(value), [order.size], keep, turn=angles(down, across, p.head_dim, 1e4, False), windows=lengths
     )
     if p.side:
-        made.place, made.share = interpolate_corners(down, across, rows, columns, p.side)
-    return made
+        result.place, result.share = interpolate_corners(down, across, rows, columns, p.side)
+    return result
 
 
 def _windows(rows: int, columns: int, window: int) -> tuple[np.ndarray, list[int]]:
@@ -533,5 +533,5 @@ def resize_cubic(image: np.ndarray, side: int) -> np.ndarray:
 def _cubic(far: np.ndarray) -> np.ndarray:
     """Bicubic weight at a distance from 0 to 2 (Keys 1981, with -0.75)."""
     a = F32(-0.75)
-    made: np.ndarray = np.where(far <= 1, ((a + 2) * far - (a + 3)) * far * far + 1, ((far - 5) * far + 8) * far * a - 4 * a)
-    return made
+    result: np.ndarray = np.where(far <= 1, ((a + 2) * far - (a + 3)) * far * far + 1, ((far - 5) * far + 8) * far * a - 4 * a)
+    return result

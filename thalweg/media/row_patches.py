@@ -17,9 +17,9 @@ def stretch_rows(p: Hy4 | HunYuanVL, view: np.ndarray, longer: float) -> PatchIn
     rows, columns = (edge // p.patch for edge in view.shape[:2])
     order = merge_order(rows, columns, p.merge)
     place, share = spread(np.arange(rows * columns, dtype=I32), rows, columns, p.side, False, longer=longer)
-    made = PatchInputs(cut(normalize(view, p), p.patch), [rows * columns], order, place + I32(1), share)
+    result = PatchInputs(cut(normalize(view, p), p.patch), [rows * columns], order, place + I32(1), share)
     merged = order.size // p.merge**2
     mix = np.full((rows // p.merge, columns // p.merge + 1), merged, I32)
     mix[:, :-1] = np.arange(merged, dtype=I32).reshape(mix.shape[0], -1)
-    made.mix = mix.reshape(-1, 1)
-    return made
+    result.mix = mix.reshape(-1, 1)
+    return result

@@ -38,10 +38,12 @@ def extract(form: str, wave: np.ndarray, bins: int, frames: int) -> np.ndarray:
 
 def check_settings(form: str, folder: Path) -> None:
     """UnsupportedModelError for settings of features that a form does not read."""
-    said = read_settings(folder)
+    options = read_settings(folder)
     for key, ours in READ.get(form, {}).items():
-        if said.get(key, ours) != ours:
-            raise UnsupportedModelError(f"{FILE}: {key}: {said[key]!r:.40} is not supported by this version; supported: {ours}")
+        if options.get(key, ours) != ours:
+            raise UnsupportedModelError(
+                f"{FILE}: {key}: {options[key]!r:.40} is not supported by this version; supported: {ours}"
+            )
 
 
 def _take_samples(wave: np.ndarray, bins: int, frames: int) -> np.ndarray:

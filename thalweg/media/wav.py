@@ -71,16 +71,16 @@ def samples(wav: Wav, first: int, frames: int) -> np.ndarray:
     """f32[frames, channels] in -1..1, from frame `first` on."""
     each = wav.channels * wav.bits // 8
     raw = wav.data[first * each : (first + frames) * each]
-    made: np.ndarray
+    result: np.ndarray
     if wav.kind == FLOAT:
-        made = np.frombuffer(raw, "<f4" if wav.bits == 32 else "<f8").astype(np.float32)
+        result = np.frombuffer(raw, "<f4" if wav.bits == 32 else "<f8").astype(np.float32)
     elif wav.bits == 8:
-        made = (np.frombuffer(raw, np.uint8).astype(np.float32) - 128) / 128
+        result = (np.frombuffer(raw, np.uint8).astype(np.float32) - 128) / 128
     elif wav.bits == 24:
         bytes_ = np.frombuffer(raw, np.uint8).reshape(-1, 3)
         wide = np.zeros((len(bytes_), 4), np.uint8)
         wide[:, 1:] = bytes_
-        made = (wide.view("<i4")[:, 0] / 2**31).astype(np.float32)
+        result = (wide.view("<i4")[:, 0] / 2**31).astype(np.float32)
     else:
-        made = (np.frombuffer(raw, f"<i{wav.bits // 8}") / 2 ** (wav.bits - 1)).astype(np.float32)
-    return made.reshape(-1, wav.channels)
+        result = (np.frombuffer(raw, f"<i{wav.bits // 8}") / 2 ** (wav.bits - 1)).astype(np.float32)
+    return result.reshape(-1, wav.channels)

@@ -102,8 +102,8 @@ class ExpertsLayout:
         if holder not in self.arrays:
             types = {"ranks": torch.int32}
             shapes = target.shapes(self._rank)
-            made = {k: torch.zeros(shape, dtype=types.get(k, self._dtype)) for k, shape in shapes.items()}
-            self.arrays[holder] = TargetArrays(made, EXTENDED)
+            result = {k: torch.zeros(shape, dtype=types.get(k, self._dtype)) for k, shape in shapes.items()}
+            self.arrays[holder] = TargetArrays(result, EXTENDED)
         held, index, rank = self.arrays[holder].arrays, PARTS.index(part), len(a)
         if held["ranks"][expert, index]:
             raise CheckpointError(f"{name}: another tensor names the same matrix of the model: keep one of the two")

@@ -142,8 +142,8 @@ class _Layout:
         scaled = torch.from_numpy(np.ascontiguousarray(module.a)) * module.scale
         check_range(name, module.scale, self._dtype, scaled, module.b)
         a[:rank], b[:, :rank] = scaled, torch.from_numpy(np.ascontiguousarray(module.b))
-        made = {"table": b, "a": torch.eye(room, dtype=self._dtype), "b": a, "ranks": torch.tensor([rank], dtype=torch.int32)}
-        self.arrays[EMBED] = TargetArrays(made, EXTENDED)
+        result = {"table": b, "a": torch.eye(room, dtype=self._dtype), "b": a, "ranks": torch.tensor([rank], dtype=torch.int32)}
+        self.arrays[EMBED] = TargetArrays(result, EXTENDED)
 
     def _check_copy(self, name: str, copy: np.ndarray, source: Source, role: Role) -> None:
         """CheckpointError if the adapter's copy of the base matrix is not the model's, but for rounding to bfloat16."""

@@ -45,8 +45,8 @@ ADAPTED = ("layers", "inputs", "streams")
 def adapter_linears(spec: ModelSpec, gathering: int = 1) -> dict[tuple[Source, ...], Weight]:
     """The sources of each linear layer that adapters may change -> its weight. gathering: ranks that have all inputs of every
     layer (`Context.tp_invariant`)."""
-    made = spec.weights()
-    parts = {key: part for key in ADAPTED if isinstance(part := made.get(key), Mapping)}
+    result = spec.weights()
+    parts = {key: part for key in ADAPTED if isinstance(part := result.get(key), Mapping)}
     linears = (w for _, w in walk(parts) if w.role == "linear")
     return {w.sources: divide_outputs(w, gathering) if gathering > 1 and w.shard == 1 else w for w in linears}
 
@@ -68,7 +68,7 @@ def adapter_bytes(
     """Of the state's slots for low-rank adapters, on one device: so many adapters, and slot 0, of this rank at the most.
     modules: as in `adapter_names.is_target`. divided: ranks that divide the model.
     tp_invariant: they divide no sum. IndivisibleError."""
-    made = spec.weights()
+    result = spec.weights()
     linear = [
         [s.shard_shape(w.shard, divided) for s in each]
         for each, w in adapter_linears(spec, divided if tp_invariant else 1).items()
@@ -80,14 +80,14 @@ def adapter_bytes(
     if is_target(f"{spec.root}{spec.embed}.weight", modules):
         values += rank * (spec.vocab + rank + spec.hidden)  # the embedding, with the identity of `TableTarget`
         ranks += 4
-    if "head" in made and not spec.head_normed and is_target(f"{spec.head}.weight", modules):
+    if "head" in result and not spec.head_normed and is_target(f"{spec.head}.weight", modules):
         values += rank * (spec.hidden + spec.vocab // divided)
         ranks, outputs = ranks + 4, outputs + spec.vocab // divided
     for name, (experts, hidden, inner) in expert_layers(spec).items():  # only where they are named: they are many
         if modules is not None and is_target(name, modules):
             values += rank * experts * (3 * hidden + 3 * inner // divided)
             ranks += 4 * 3 * experts
-    classes = [w for keys, w in walk({"classes": made.get("classes", {})}) if keys[-1] == "weight" and len(w.shape(1)) == 2]
+    classes = [w for keys, w in walk({"classes": result.get("classes", {})}) if keys[-1] == "weight" and len(w.shape(1)) == 2]
     for each in (w for w in classes if len(w.sources) == 1):  # with a bias, whether they have one or not
         values += each.shape(1)[0] * (each.shape(1)[1] + 1)
         ranks += 4

@@ -237,9 +237,9 @@ class ProjectionAdapter:
         if slots is None:
             return y
         held, at = slots.held[self._name], slots.slots.long()
-        made = (held["weight"][at].to(torch.float32) * x.to(torch.float32).unsqueeze(1)).sum(-1)
-        made = (made + held["bias"][at].to(torch.float32)).to(y.dtype)
-        return torch.where((held["set"][at] > 0) & (at > 0).unsqueeze(1), made, y)
+        result = (held["weight"][at].to(torch.float32) * x.to(torch.float32).unsqueeze(1)).sum(-1)
+        result = (result + held["bias"][at].to(torch.float32)).to(y.dtype)
+        return torch.where((held["set"][at] > 0) & (at > 0).unsqueeze(1), result, y)
 
 
 def allocate(plan: AdapterPlan | None, device: Device, dtype: str) -> dict[str, Any]:

@@ -81,8 +81,8 @@ def build(
         if adapters is not None:
             name = config["architectures"][0]
             raise UnsupportedModelError(f"{name}: adapters are not supported where transformers computes the model")
-        made: Model = import_attribute(FOREIGN)(ctx, spec)
-        return made
+        result: Model = import_attribute(FOREIGN)(ctx, spec)
+        return result
     return Decoder(ctx, spec)
 
 

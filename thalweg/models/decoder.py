@@ -467,8 +467,8 @@ class Decoder:
         assert self._pooler is not None
         if self._lexical is not None:
             return self._lexical.pool(params["lexical"], x, batch)
-        made = self._tail(params, self._pooler(x, batch), self.sequence_slots(batch, adapters))
-        return _with_encoded(made, batch) if self.spec.pooling is not None and self.spec.pooling.encoded else made
+        result = self._tail(params, self._pooler(x, batch), self.sequence_slots(batch, adapters))
+        return _with_encoded(result, batch) if self.spec.pooling is not None and self.spec.pooling.encoded else result
 
     def each(self, params: Any, x: Array, row: Array, slots: SequenceSlots | None = None) -> Array:
         """The same of single tokens, those in these rows i32[N] of x: f32[N, n]. slots: their `sequence_slots`."""

@@ -120,10 +120,10 @@ class Files:
         values = [self._values(spec, s, rank) for s in spec.sources]
         if any(s.name not in self._stored and not v.flags.c_contiguous for s, v in zip(spec.sources, values, strict=True)):
             return None
-        made = mapped(values, spec.format)
-        for s in spec.sources if made is not None else ():
+        result = mapped(values, spec.format)
+        for s in spec.sources if result is not None else ():
             self._forget(s)
-        return made
+        return result
 
     def _blocks(self, spec: ParamSpec, rank: int, format: Format) -> Any:
         """The same of a file's blocks, which the kernel unpacks; None where it does not."""
@@ -136,10 +136,10 @@ class Files:
             return None
         names = [self._stored[s.name] for s in spec.sources]
         values = [self._checkpoint.read(name, rows) for name, (rows, _) in zip(names, shares, strict=True)]
-        made = unpack(values, kind, spec.shape(self._size)[1], spec.format)
-        for name in names if made is not None else ():
+        result = unpack(values, kind, spec.shape(self._size)[1], spec.format)
+        for name in names if result is not None else ():
             self._checkpoint.forget(name)
-        return made
+        return result
 
     def _place(self, source: Source) -> tuple[str, TensorView | None]:
         """The stored tensor that holds a source, and where in it, if it holds more."""

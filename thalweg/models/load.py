@@ -103,9 +103,9 @@ def _load(
         node = params
         for k in keys[:-1]:
             node = node.setdefault(k, {})
-        made = (key, spec.pack, spec.format)
-        if made in placed:
-            node[keys[-1]] = placed[made]
+        result = (key, spec.pack, spec.format)
+        if result in placed:
+            node[keys[-1]] = placed[result]
             continue
         if spec.weight.is_divided and len(ranks) > 1:
             puts = [functools.partial(device.put_on, rank=i) for i in range(len(ranks))]
@@ -127,7 +127,7 @@ def _load(
                 placed[key] = array
             node[keys[-1]] = _place_param(spec, array, lambda a: a)
         if key in shared:
-            placed[made] = node[keys[-1]]
+            placed[result] = node[keys[-1]]
     heap.trim()
     return params
 

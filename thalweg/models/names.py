@@ -36,11 +36,11 @@ class ArchitectureName:
 def table() -> dict[str, ArchitectureName]:
     """Every known name, served now or not. A row is [why, does the fallback serve them, tags, more names]."""
     rows = json.loads((files("thalweg") / "assets" / "models.json").read_text(encoding="utf-8"))
-    made: dict[str, ArchitectureName] = {}
+    result: dict[str, ArchitectureName] = {}
     for why, fallback, field, more in rows:
         lacks = MissingReason(why, fallback) if why else None
-        made |= {name: ArchitectureName(name, name not in more, lacks) for name in (*field, *more)}
-    return made
+        result |= {name: ArchitectureName(name, name not in more, lacks) for name in (*field, *more)}
+    return result
 
 
 def missing(name: str) -> MissingReason | None:

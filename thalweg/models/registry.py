@@ -69,14 +69,14 @@ def resolve_architecture(config: Mapping[str, Any]) -> str:
 def foreign(config: Mapping[str, Any]) -> bool:
     """Is a model to be served through transformers' own module: asked for, or the one way there is? UnsupportedModelError
     where it is and transformers is not installed, or does not do."""
-    name, asked = architecture(config), config.get("model_impl", "auto")
-    if asked != "transformers" and (asked != "auto" or has(name)):
+    name, requested = architecture(config), config.get("model_impl", "auto")
+    if requested != "transformers" and (requested != "auto" or has(name)):
         return False
     missing = names.missing(name)
-    if missing is not None and not missing.fallback and (asked == "auto" or name.startswith("Transformers")):
+    if missing is not None and not missing.fallback and (requested == "auto" or name.startswith("Transformers")):
         raise UnsupportedModelError(_unknown(name, missing.why))
     if not name.endswith(GENERATES) and name not in WRAPPERS:
-        if asked == "auto":
+        if requested == "auto":
             return False
         raise UnsupportedModelError(
             f"config.json: architectures: {name!r:.100}: the fallback to transformers serves classes that generate text; "
@@ -143,14 +143,14 @@ def _fallback_spec(config: Mapping[str, Any]) -> ModelSpec:
     if config.get(tying.KEY) == tying.OWN:
         config = {**config, "tie_word_embeddings": False}
     try:
-        made: ModelSpec = import_attribute(FALLBACK)(config)
+        result: ModelSpec = import_attribute(FALLBACK)(config)
     except LookupError as e:
         raise UnsupportedModelError(_unknown(architecture(config), str(e.args[0]), near=True)) from e
     except ImportError as e:
         why = f"transformers may serve it, and what is installed does not do: {e}; pip install -U 'thalweg[hf]'"
         raise UnsupportedModelError(_unknown(architecture(config), why)) from e
     vectors = "pooling" in config or WRAPPERS.get(architecture(config), False)
-    return tails.embedder(made, config) if vectors else made
+    return tails.embedder(result, config) if vectors else result
 
 
 def _base(name: str) -> tuple[str, str]:
@@ -175,8 +175,8 @@ def _entry(name: str) -> tuple[str, str] | None:
 def _unknown(name: str, why: str, near: bool = False) -> str:
     """near: name the nearest all the same. Without a reason they are named."""
     others = ", ".join(difflib.get_close_matches(name, _LIST.names(), n=3, cutoff=0.6)) if near or not why else ""
-    said = f"{why and f': {why}'}{others and f'; nearest are {others}'}"
+    reason = f"{why and f': {why}'}{others and f'; nearest are {others}'}"
     return (
-        f"config.json: architectures: {name!r:.100} is not supported{said}; "
+        f"config.json: architectures: {name!r:.100} is not supported{reason}; "
         f"`thalweg models` lists all {len(_LIST.names())} that are"
     )

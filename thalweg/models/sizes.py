@@ -139,8 +139,8 @@ its source."""
 def owners(spec: ModelSpec) -> tuple[int, ...]:
     """Per mixer: the mixer with the cache that it attends to, itself or that of an earlier layer."""
     first = {layer: i for i, (layer, _) in reversed(list(enumerate(spec.mixers)))}
-    said = (getattr(mixer, "reads", None) for _, mixer in spec.mixers)
-    return tuple(i if reads is None else first[reads] for i, reads in enumerate(said))
+    sources = (getattr(mixer, "reads", None) for _, mixer in spec.mixers)
+    return tuple(i if reads is None else first[reads] for i, reads in enumerate(sources))
 
 
 def cache_specs(

@@ -76,8 +76,8 @@ def _alloc_caches(
     """A cache for each layout, of so many blocks. Where there are several layouts, a tuple."""
     parts = [each if isinstance(each, tuple) else (each,) for each in layouts]
     counts = [n for each, n in zip(parts, blocks, strict=True) for _ in each]
-    made = iter(device.alloc_caches([part for each in parts for part in each], counts))
-    return [tuple(next(made) for _ in each) if isinstance(each, tuple) else next(made) for each in layouts]
+    result = iter(device.alloc_caches([part for each in parts for part in each], counts))
+    return [tuple(next(result) for _ in each) if isinstance(each, tuple) else next(result) for each in layouts]
 
 
 def _bind_entry(

@@ -101,8 +101,8 @@ class Dense:
 
 
 def _matrix(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, Weight]:
-    made = {"weight": Weight((Source(f"{name}.weight", (outputs, inputs)),))}
-    return made | ({"bias": vector(f"{name}.bias", outputs)} if bias else {})
+    result = {"weight": Weight((Source(f"{name}.weight", (outputs, inputs)),))}
+    return result | ({"bias": vector(f"{name}.bias", outputs)} if bias else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,7 +253,7 @@ def linear(
     kinds: dict[str, tuple[str, tuple[int, ...], int | None]] = {"weight": (".weight", (inputs,), shard)}
     if bias:
         kinds["bias"] = (".bias", (), 0 if shard == 0 else None)
-    made, total = {}, sum(parts.values())
+    result, total = {}, sum(parts.values())
     for kind, (suffix, more, divided_by) in kinds.items():
         sources, first = [], 0
         for name, n in parts.items():
@@ -270,8 +270,8 @@ def linear(
             ]
         if heads:
             sources = [replace(s, heads=n) for s, n in zip(sources, heads, strict=True)]
-        made[kind] = Weight(tuple(sources), divided_by, "linear" if kind == "weight" else "plain")
-    return made
+        result[kind] = Weight(tuple(sources), divided_by, "linear" if kind == "weight" else "plain")
+    return result
 
 
 def products(weight: Weight, formats: Scheme) -> list[Weight]:

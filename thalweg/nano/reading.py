@@ -89,9 +89,9 @@ def passage(r: Random) -> Example:
     for _ in range(r.randint(3, 6)):
         fact = _person(r, r.choice(people))
         facts.setdefault(fact[1], fact)
-    told = list(facts.values())
-    text = " ".join(f[0] for f in told)
-    _, question, answer = r.choice(told)
+    reported = list(facts.values())
+    text = " ".join(f[0] for f in reported)
+    _, question, answer = r.choice(reported)
     content = r.choice(
         (f"{text}\n{question}", f"Passage: {text}\nQuestion: {question}", f"{question}\n{text}", f"Read: {text}\n\n{question}")
     )
@@ -180,7 +180,7 @@ def recall(r: Random) -> Example:
     """The user gives a name and up to two more facts. After other turns, the question is about one fact."""
     who = name(r)
     turns = [hello(r, who)]
-    asked: list[tuple[tuple[str, ...], str]] = [(_WHO, f"Your name is {who}.")]
+    requested: list[tuple[tuple[str, ...], str]] = [(_WHO, f"Your name is {who}.")]
     facts = [who]
     for draw, (says, noted, asks, answer) in r.sample(_MORE, r.choice((0, 1, 1, 2))):
         x = draw(r)
@@ -188,12 +188,12 @@ def recall(r: Random) -> Example:
         turns.append(
             [{"role": "user", "content": r.choice(says).format(x=x)}, {"role": "assistant", "content": noted.format(x=x)}]
         )
-        asked.append((asks, answer.format(x=x)))
+        requested.append((asks, answer.format(x=x)))
     r.shuffle(turns)
     idle = [_idle(r) for _ in range(r.randint(0, 2))]
     for turn in idle:
         turns.insert(r.randint(0, len(turns)), turn)
-    asks, answer = asked[0] if r.random() < 0.5 else r.choice(asked)
+    asks, answer = requested[0] if r.random() < 0.5 else r.choice(requested)
     messages = [m for t in turns for m in t]
     messages.append({"role": "user", "content": r.choice(asks)})
     key = " ".join(sorted(facts)) + "".join(str(t[0]["content"]) for t in idle)
@@ -202,7 +202,7 @@ def recall(r: Random) -> Example:
 
 def _idle(r: Random) -> list[Message]:
     a, b = r.randint(1, 20), r.randint(1, 20)
-    said, answer = r.choice(
+    question, answer = r.choice(
         (
             (f"What is {a} + {b}?", str(a + b)),
             ("Thank you!", "You are welcome!"),
@@ -210,7 +210,7 @@ def _idle(r: Random) -> list[Message]:
             (f"Repeat: {(x := invent_word(r))}", x),
         )
     )
-    return [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 _ASK_MOOD = (

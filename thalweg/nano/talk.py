@@ -385,14 +385,14 @@ def instruction(r: Random) -> Example:
     if u < 0.2:
         who, job, manner = w.name(r), r.choice(w.JOBS), r.choice(w.ADJECTIVES)
         system = r.choice((f"You are {who}, a {manner} {job}.", f"Your name is {who} and you are a {manner} {job}."))
-        asked, answer = r.choice(
+        requested, answer = r.choice(
             (
                 (("Who are you?", "Introduce yourself.", "Tell me about yourself."), f"I am {who}, a {manner} {job}."),
                 (("What is your name?", "What should I call you?"), f"My name is {who}."),
                 (("What is your job?", "What do you do?"), f"I am a {job}."),
             )
         )
-        return _instruction_example(system, r.choice(asked), answer)
+        return _instruction_example(system, r.choice(requested), answer)
     if u < 0.4:
         question, answer = fact(r)
         i = r.randrange(2)

@@ -58,13 +58,13 @@ class OfflineAdapters:
         the files."""
         if request is None:
             return b""
-        asked, engine = check_request(request), self._engine
+        requested, engine = check_request(request), self._engine
         if engine is None:
             raise RequestError(NOT_ENABLED, "lora_request")
-        digest = self._names.find(asked)
+        digest = self._names.find(requested)
         if digest is None or digest not in self._loaded:
-            digest = self._load(engine, asked, digest or b"")
-        self._names.put(asked, digest)
+            digest = self._load(engine, requested, digest or b"")
+        self._names.put(requested, digest)
         self._loaded[digest] = self._loaded.pop(digest)
         return digest
 

@@ -42,8 +42,8 @@ class ChatRenderer:
     def render(self, messages: Sequence[Any]) -> list[Prompt]:
         """The prompt of a conversation, or of each of several. RequestError names the field."""
         if self.content_format not in FORMATS:
-            said = f"chat_template_content_format must be one of {', '.join(FORMATS)}, not {self.content_format!r:.80}"
-            raise RequestError(said, "chat_template_content_format")
+            message = f"chat_template_content_format must be one of {', '.join(FORMATS)}, not {self.content_format!r:.80}"
+            raise RequestError(message, "chat_template_content_format")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         return [self._render_one(conversation) for conversation in conversations]
 
@@ -222,5 +222,5 @@ def read_template(template: str, chat: Chat | None) -> str:
         return Path(template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         names = f" (the model's: {', '.join(sorted(named))})" if named else ""
-        said = f"chat_template: {template!r:.80} is neither a template, nor a readable file, nor a name{names}: {e}"
-        raise RequestError(said, "chat_template") from None
+        message = f"chat_template: {template!r:.80} is neither a template, nor a readable file, nor a name{names}: {e}"
+        raise RequestError(message, "chat_template") from None

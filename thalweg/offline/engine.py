@@ -183,10 +183,10 @@ class LLMEngine(NoWorkerCalls, NoVllmConfig):
             raise RequestError(f"request_id: {request_id!r:.80} must be text that no open request has", "request_id")
         if not isinstance(prompt, str):
             prompt = with_text(prompt, prompt_text)
-        said = self.prepare(
+        messages = self.prepare(
             request_id, prompt, params, priority=priority, tokenization_kwargs=tokenization_kwargs, lora_request=lora_request
         )
-        self.submit([said])
+        self.submit([messages])
         return request_id
 
     @property

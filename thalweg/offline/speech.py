@@ -40,7 +40,7 @@ class SpeechMethods(Batches):
                 raise RequestError("texts: the model gave no speech for a sentence; try another seed", "texts")
             prompts = [speaker.decoding(frames) for frames in found]
         done = iter(self._run(self._prepare(prompts, [PoolingParams()] * len(prompts)), use_tqdm))
-        made = []
+        result = []
         for each in pieces:
             parts = []
             for _ in each:
@@ -48,21 +48,21 @@ class SpeechMethods(Batches):
                 if output.error is not None:
                     raise RequestError(output.error, "texts")
                 parts.append(speaker.samples(output.outputs.data))
-            made.append(SpeechOutput(np.concatenate(parts), speaker.rate))
-        return made
+            result.append(SpeechOutput(np.concatenate(parts), speaker.rate))
+        return result
 
     def _generate_frames(
         self, speaker: Speaker, prompts: list[dict[str, Any]], settings: SpeechSettings, most: int | None, use_tqdm: UseTqdm
     ) -> list[list[np.ndarray]]:
         """The frames of each of these."""
         params = SamplingParams(max_tokens=most, detokenize=False, **speaker.sampling(settings))
-        made = []
+        result = []
         for output in self._run(self._prepare(prompts, [params] * len(prompts)), use_tqdm):
             choice = output.outputs[0]
             if choice.finish_reason == "error":
                 raise RequestError(output.error or "the engine could not finish this request", "texts")
-            made.append(speaker.frames(choice))
-        return made
+            result.append(speaker.frames(choice))
+        return result
 
     @in_turn
     def speak_answers(

@@ -64,11 +64,11 @@ class KvEventsOptions(KvStoreOptions, kw_only=True, frozen=True):
 
 def read_kv_events(args: "KvEventsOptions") -> KvEventsConfig | None:
     """How events are published. None: they are not. ConfigError names the field."""
-    said = args.kv_events_config
-    if not said:
+    settings = args.kv_events_config
+    if not settings:
         return None
     try:
-        config = msgspec.convert(said, KvEventsConfig)
+        config = msgspec.convert(settings, KvEventsConfig)
     except msgspec.ValidationError as e:
         known = ", ".join(KvEventsConfig.__struct_fields__)
         raise ConfigError(f"kv_events_config: {e}; this version has {known}") from None

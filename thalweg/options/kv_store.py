@@ -75,27 +75,27 @@ class KvStoreOptions(CacheOptions, kw_only=True, frozen=True):
 
 def transfer(args: "KvStoreOptions") -> TransferConfig | None:
     """The requested store. None: no store. ConfigError lists all problems, except of the store's own options."""
-    said = args.kv_transfer_config
+    settings = args.kv_transfer_config
     if args.kv_offloading_size is not None:
-        if said:
+        if settings:
             raise ConfigError("kv_offloading_size: is short for a kv_transfer_config; give only one")
         if not 0 < args.kv_offloading_size <= MOST_GIB:
             return None  # its bounds refuse it
         options = {"cpu_bytes_to_use": int(args.kv_offloading_size * (1 << 30))}
-        said = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": options}
-    if not said:
+        settings = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": options}
+    if not settings:
         return None
     try:
-        made = msgspec.convert(said, TransferConfig)
+        result = msgspec.convert(settings, TransferConfig)
     except msgspec.ValidationError as e:
         known = ", ".join(TransferConfig.__struct_fields__)
         raise ConfigError(f"kv_transfer_config: {e}; this version has {known}, and the policy recompute") from None
-    if (problem := find_problem(made.kv_connector)) is not None:
+    if (problem := find_problem(result.kv_connector)) is not None:
         raise ConfigError(f"kv_transfer_config: kv_connector: {problem}")
-    timeout = made.kv_connector_extra_config.get(TIMEOUT, 1)
+    timeout = result.kv_connector_extra_config.get(TIMEOUT, 1)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 3600:
         raise ConfigError(f"kv_transfer_config: {TIMEOUT}: must be seconds above 0 and at most 3600, not {timeout!r:.40}")
-    return made
+    return result
 
 
 def shares_store(args: "KvStoreOptions") -> bool:

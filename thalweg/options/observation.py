@@ -52,14 +52,14 @@ class ObservationOptions(ReliabilityOptions, kw_only=True, frozen=True):
 
 def read_profiler_config(args: "ObservationOptions") -> ProfilerConfig | None:
     """What profiles record. None: there are none. ConfigError names the field."""
-    said = args.profiler_config
-    if not said or said.get("profiler", "") is None:
+    settings = args.profiler_config
+    if not settings or settings.get("profiler", "") is None:
         return None
     try:
-        made = msgspec.convert(said, ProfilerConfig)
+        result = msgspec.convert(settings, ProfilerConfig)
     except msgspec.ValidationError as e:
         known = ", ".join(ProfilerConfig.__struct_fields__)
         raise ConfigError(f"profiler_config: {e}; supported: {known}, and only the profiler torch") from None
-    if not made.torch_profiler_dir.startswith("/"):
-        raise ConfigError(f"profiler_config: torch_profiler_dir: {made.torch_profiler_dir!r} must be an absolute folder")
-    return made
+    if not result.torch_profiler_dir.startswith("/"):
+        raise ConfigError(f"profiler_config: torch_profiler_dir: {result.torch_profiler_dir!r} must be an absolute folder")
+    return result

@@ -12,9 +12,9 @@ from thalweg.options.weight_transfer import read_transfer_config
 _option = partial(Option, group="EngineArgs")
 
 
-def check_transfer(said: dict[str, Any]) -> Iterator[str]:
+def check_transfer(settings: dict[str, Any]) -> Iterator[str]:
     try:
-        read_transfer_config(said)
+        read_transfer_config(settings)
     except ConfigError as e:
         yield str(e).removeprefix("weight_transfer_config: ")
 

@@ -42,9 +42,9 @@ def read_speculation_config(args: "SpeculationOptions") -> SpeculationConfig | N
 
 def merge_speculation(args: "SpeculationOptions") -> dict[str, Any]:
     """`speculative_config` with the short flags. ConfigError: they differ."""
-    said = dict(args.speculative_config or {})
+    settings = dict(args.speculative_config or {})
     short = (("method", args.spec_method), ("model", args.spec_model), ("num_speculative_tokens", args.spec_tokens))
     for key, value in short:
-        if value is not None and said.setdefault(key, value) != value:
-            raise ConfigError(f"speculative_config: {key} is {said[key]!r} there and {value!r} in its short flag; give one")
-    return said
+        if value is not None and settings.setdefault(key, value) != value:
+            raise ConfigError(f"speculative_config: {key} is {settings[key]!r} there and {value!r} in its short flag; give one")
+    return settings

@@ -26,19 +26,21 @@ class WeightTransferConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=Tr
         return Path(self.staging_directory or tempfile.gettempdir())
 
 
-def read_transfer_config(said: dict[str, Any] | None) -> WeightTransferConfig | None:
+def read_transfer_config(settings: dict[str, Any] | None) -> WeightTransferConfig | None:
     """None: trainers send no weights. ConfigError names the field."""
-    if said is None:
+    if settings is None:
         return None
     try:
-        made = msgspec.convert(said, WeightTransferConfig)
+        result = msgspec.convert(settings, WeightTransferConfig)
     except msgspec.ValidationError as e:
         known = ", ".join(WeightTransferConfig.__struct_fields__)
         raise ConfigError(f"weight_transfer_config: {e}; supported: {known}") from None
-    if made.backend not in BACKENDS:
-        raise ConfigError(f"weight_transfer_config: backend: {made.backend!r:.40}: use gloo, which sends tensors of any device")
-    if not 0 < made.timeout <= 86400:
-        raise ConfigError(f"weight_transfer_config: timeout: {made.timeout} is not a number of seconds up to 86400")
-    if not made.folder.is_dir() or not os.access(made.folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"weight_transfer_config: staging_directory: nothing can be written into {str(made.folder)!r}")
-    return made
+    if result.backend not in BACKENDS:
+        raise ConfigError(
+            f"weight_transfer_config: backend: {result.backend!r:.40}: use gloo, which sends tensors of any device"
+        )
+    if not 0 < result.timeout <= 86400:
+        raise ConfigError(f"weight_transfer_config: timeout: {result.timeout} is not a number of seconds up to 86400")
+    if not result.folder.is_dir() or not os.access(result.folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"weight_transfer_config: staging_directory: nothing can be written into {str(result.folder)!r}")
+    return result

@@ -89,7 +89,7 @@ class WeightOptions(ModelOptions, kw_only=True, frozen=True):
     @property
     def reading(self) -> tuple[str, int]:
         """(safetensors_load_strategy, threads): how weight files are read."""
-        said = self.model_loader_extra_config or {}
-        strategy = "prefetch" if said.get("enable_multithread_load") else "lazy"
-        threads = said.get("num_threads", said.get("concurrency", self.safetensors_prefetch_num_threads))
+        extra = self.model_loader_extra_config or {}
+        strategy = "prefetch" if extra.get("enable_multithread_load") else "lazy"
+        threads = extra.get("num_threads", extra.get("concurrency", self.safetensors_prefetch_num_threads))
         return self.safetensors_load_strategy or strategy, threads

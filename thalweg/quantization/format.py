@@ -130,18 +130,18 @@ class Format(ABC):
 
     def _layer_format(self, layer: str) -> WeightFormat | None:
         """The format by `scheme`, checked with the files. UnsupportedModelError for a quantised layer that rules exclude."""
-        said = self.scheme(layer)
+        layer_scheme = self.scheme(layer)
         if self.stored is None or not self.marks:
-            return said
+            return layer_scheme
         mark = self.mark(layer)
         if mark is None:  # dense, unless it is neither: then its reader names the missing tensor
             weight = self.entry(f"{layer}.weight")
-            return said if weight is None or weight[0] not in FLOATS else None
-        if said is None:
+            return layer_scheme if weight is None or weight[0] not in FLOATS else None
+        if layer_scheme is None:
             raise UnsupportedModelError(
                 f"quantization_config: its rules leave {layer} dense, but the files hold {mark}: fix the rules or the file"
             )
-        return said
+        return layer_scheme
 
     def entry(self, name: str) -> tuple[str, tuple[int, ...]] | None:
         """(dtype, shape) of a tensor in the files, which may have the name of a multimodal model's text part."""

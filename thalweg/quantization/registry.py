@@ -88,13 +88,13 @@ def scheme(config: Mapping[str, Any], method: str | None) -> Scheme:
         return formats(method, config.get(grids.KEY, 0))
     if method is None or found.name in CHECKPOINT_FORMATS.get(method, (method,)):
         return found
-    made = found.apply_method(method)
-    if made is None:
-        said = "rounds dense weights" if method in (*ROUNDINGS, *SPELLINGS) else "is another format"
+    result = found.apply_method(method)
+    if result is None:
+        reason = "rounds dense weights" if method in (*ROUNDINGS, *SPELLINGS) else "is another format"
         raise ConfigError(
-            f"quantization: {method!r} {said}, and this checkpoint's are quantised already ({found.name}): remove it"
+            f"quantization: {method!r} {reason}, and this checkpoint's are quantised already ({found.name}): remove it"
         )
-    return made
+    return result
 
 
 def _plain(method: str) -> str:

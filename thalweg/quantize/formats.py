@@ -38,23 +38,23 @@ class QuantizeFormat:
 
     def weights(self, actorder: str | None = None) -> dict[str, Any]:
         """`config_groups.*.weights` of the library."""
-        said: dict[str, Any] = {"num_bits": self.bits, "type": self.kind, "symmetric": self.symmetric, "dynamic": False}
+        settings: dict[str, Any] = {"num_bits": self.bits, "type": self.kind, "symmetric": self.symmetric, "dynamic": False}
         if self.block:
-            return said | {"strategy": "block", "block_structure": [self.block, self.group]}
+            return settings | {"strategy": "block", "block_structure": [self.block, self.group]}
         if self.scales == "float8_e4m3fn":
-            return said | {"strategy": "tensor_group", "group_size": self.group, "scale_dtype": "torch.float8_e4m3fn"}
+            return settings | {"strategy": "tensor_group", "group_size": self.group, "scale_dtype": "torch.float8_e4m3fn"}
         if self.scales == "e8m0":
-            return said | {"strategy": "group", "group_size": self.group, "scale_dtype": "torch.uint8"}
+            return settings | {"strategy": "group", "group_size": self.group, "scale_dtype": "torch.uint8"}
         if self.group:
-            return said | {"strategy": "group", "group_size": self.group} | ({"actorder": actorder} if actorder else {})
-        return said | {"strategy": "channel"} | ({"actorder": actorder} if actorder else {})
+            return settings | {"strategy": "group", "group_size": self.group} | ({"actorder": actorder} if actorder else {})
+        return settings | {"strategy": "channel"} | ({"actorder": actorder} if actorder else {})
 
     def activations(self) -> dict[str, Any] | None:
         if not self.inputs:
             return None
         kind = "int" if self.inputs == "int8" else "float"
-        said = {"num_bits": 8, "type": kind, "symmetric": True, "dynamic": True}
-        return said | ({"strategy": "group", "group_size": self.group} if self.block else {"strategy": "token"})
+        settings = {"num_bits": 8, "type": kind, "symmetric": True, "dynamic": True}
+        return settings | ({"strategy": "group", "group_size": self.group} if self.block else {"strategy": "token"})
 
 
 WORDS = {"awq": ("W4A16", "W4A16_ASYM"), "gptq": ("W4A16", "W4A16_ASYM", "W8A16")}
@@ -82,20 +82,20 @@ def choose_format(name: str, group: int | None, layout: str = LAYOUTS[0]) -> Qua
     spelled = {n.lower().replace("_", "-"): n for n in FORMATS}.get(name.lower().replace("_", "-"))
     if spelled is None:
         raise ConfigError(f"--format: unknown format {name!r}; supported: {', '.join(FORMATS)}")
-    made = FORMATS[spelled]
+    result = FORMATS[spelled]
     if layout not in LAYOUTS:
         raise ConfigError(f"--layout: unknown layout {layout!r}; supported: {', '.join(LAYOUTS)}")
     if layout in WORDS:
         if spelled not in WORDS[layout]:
             raise ConfigError(f"--layout: {layout} holds {', '.join(WORDS[layout])}, not {spelled}; remove the flag")
-        made = replace(made, layout=layout)
+        result = replace(result, layout=layout)
     if group is None:
-        return made
-    if not made.has_groups:
+        return result
+    if not result.has_groups:
         raise ConfigError(f"--group-size: the groups of {spelled} are fixed; remove the flag")
     if group not in GROUPS:
         raise ConfigError(f"--group-size: must be one of {', '.join(map(str, GROUPS))} (0: a scale per output), not {group}")
-    return replace(made, group=group)
+    return replace(result, group=group)
 
 
 def build_quantization_config(form: QuantizeFormat, ignore: Sequence[str], actorder: str | None) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class Layers:
         self._flowing = self._run(layer, build_params(self.model.specs["layers"][layer], weights))
 
     def _run(self, layer: int, params: Mapping[str, Any]) -> list[tuple[Tensor, Tensor | None]]:
-        made, block = [], self.model.blocks[layer]
+        result, block = [], self.model.blocks[layer]
         blocks = -(-self._length // BLOCK) + 2
         with torch.inference_mode():
             for flow, (x, residual) in zip(self._flows, self._flowing, strict=True):
@@ -94,10 +94,10 @@ class Layers:
                     parts = layout if isinstance(layout, tuple) else (layout,)
                     cache = tuple(self._device.alloc_kv(part, blocks) for part in parts)
                     flow.caches[at.layer] = cache if isinstance(layout, tuple) else cache[0]
-                made.append(block(params, x, residual, flow))
+                result.append(block(params, x, residual, flow))
                 for at in block.places:
                     flow.caches[at.layer] = None
-        return made
+        return result
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, **static: Any) -> Tensor:
         if self._seen is not None:
@@ -109,8 +109,8 @@ class Layers:
             held.hessian += rows.T @ rows
             held.magnitude += rows.abs().sum(0)
             held.rows += len(rows)
-        made: Tensor = ops.linear(x, weight, bias, **static)
-        return made
+        result: Tensor = ops.linear(x, weight, bias, **static)
+        return result
 
     def _batch(self, tokens: np.ndarray) -> StepBatch:
         """One sequence, whole."""
@@ -118,22 +118,22 @@ class Layers:
         blocks = np.arange(1, -(-n // BLOCK) + 1, dtype=np.int32)[None]
         tables = tuple(np.array([[1, 2]], np.int32) if g.kind == "state" else blocks for g in self.model.groups)
         one = np.ones(1, np.int32)
-        made = StepBatch(
+        result = StepBatch(
             tokens=tokens.astype(np.int32), token_seq=np.zeros(n, np.int32), positions=np.arange(n, dtype=np.int32), slots=one,
             context=one * 0, query=one * n, last_row=one * (n - 1), emit=np.zeros(1, bool), block_tables=tables,
             sampling=SamplingArrays.greedy(1),
         )  # fmt: skip
-        made.check()
-        made.metadata = self.model.metadata(made, None)
-        return made.map(torch.as_tensor)
+        result.check()
+        result.metadata = self.model.metadata(result, None)
+        return result.map(torch.as_tensor)
 
 
 def build_params(specs: Mapping[Any, Any], weights: Mapping[str, Tensor]) -> dict[Any, Any]:
     """Parameters of these specs. weights: tensors of the checkpoint in float32, by the names that layers know them by."""
-    made: dict[Any, Any] = {}
+    result: dict[Any, Any] = {}
     for key, spec in specs.items():
-        made[key] = _parameter(spec, weights) if isinstance(spec, ParamSpec) else build_params(spec, weights)
-    return made
+        result[key] = _parameter(spec, weights) if isinstance(spec, ParamSpec) else build_params(spec, weights)
+    return result
 
 
 def _rows(source: Source, weights: Mapping[str, Tensor]) -> Tensor:

@@ -14,36 +14,36 @@ from thalweg.quantize.grids import FP8, RoundedWeight
 WORD = 32
 
 
-def tensors(form: QuantizeFormat, made: RoundedWeight) -> dict[str, Tensor]:
-    out, fan_in = made.codes.shape
+def tensors(form: QuantizeFormat, result: RoundedWeight) -> dict[str, Tensor]:
+    out, fan_in = result.codes.shape
     if form.layout in WORDS:
-        return _by_outputs(form, made)
+        return _by_outputs(form, result)
     if form.layout == "int-quantized":
-        return {"weight": made.codes.to(torch.int8), "weight_scale": made.held}
+        return {"weight": result.codes.to(torch.int8), "weight_scale": result.held}
     if form.layout == "float-quantized":
-        return {"weight": made.codes.to(FP8), "weight_scale": made.held}
+        return {"weight": result.codes.to(FP8), "weight_scale": result.held}
     if form.kind == "float":
-        packed = {"weight_packed": _pairs(made.codes), "weight_scale": made.held}
-        return packed | ({"weight_global_scale": made.outer.reshape(1).float()} if form.scales == "float8_e4m3fn" else {})
-    shift = 0 if made.zeros is not None else 1 << (form.bits - 1)
+        packed = {"weight_packed": _pairs(result.codes), "weight_scale": result.held}
+        return packed | ({"weight_global_scale": result.outer.reshape(1).float()} if form.scales == "float8_e4m3fn" else {})
+    shift = 0 if result.zeros is not None else 1 << (form.bits - 1)
     packed = {
-        "weight_packed": words(made.codes + shift, form.bits),
-        "weight_scale": made.held,
+        "weight_packed": words(result.codes + shift, form.bits),
+        "weight_scale": result.held,
         "weight_shape": torch.tensor([out, fan_in]),
     }
-    if made.zeros is not None:
-        packed["weight_zero_point"] = words(made.zeros.T, form.bits).T.contiguous()
+    if result.zeros is not None:
+        packed["weight_zero_point"] = words(result.zeros.T, form.bits).T.contiguous()
     return packed
 
 
-def _by_outputs(form: QuantizeFormat, made: RoundedWeight) -> dict[str, Tensor]:
+def _by_outputs(form: QuantizeFormat, result: RoundedWeight) -> dict[str, Tensor]:
     """A word of AWQ holds eight outputs of one input, a word of GPTQ several inputs of one output. Both have zero points, which
     are in the middle for symmetric weights: readers of AWQ support no other files. GPTQ stores each zero point minus one,
     except in the files of its version 2, because zero points may be 0."""
     middle = 1 << (form.bits - 1)
-    codes = made.codes if made.zeros is not None else made.codes + middle
-    zeros = torch.full_like(made.held, middle, dtype=torch.float32) if made.zeros is None else made.zeros
-    scales = made.held.T.contiguous()
+    codes = result.codes if result.zeros is not None else result.codes + middle
+    zeros = torch.full_like(result.held, middle, dtype=torch.float32) if result.zeros is None else result.zeros
+    scales = result.held.T.contiguous()
     if form.layout == "awq":
         return {"qweight": _interleave(codes.T), "qzeros": _interleave(zeros.T), "scales": scales}
     groups = torch.arange(codes.shape[1], dtype=torch.int32) // (form.group or codes.shape[1])
@@ -67,8 +67,8 @@ def words(codes: Tensor, bits: int) -> Tensor:
     wide = torch.zeros(rows, -(-n // per) * per, dtype=torch.int64)
     wide[:, :n] = codes.to(torch.int64)
     shifts = torch.arange(per, dtype=torch.int64) * bits
-    made = (wide.reshape(rows, -1, per) << shifts).sum(-1)
-    return torch.where(made >= 1 << (WORD - 1), made - (1 << WORD), made).to(torch.int32)
+    result = (wide.reshape(rows, -1, per) << shifts).sum(-1)
+    return torch.where(result >= 1 << (WORD - 1), result - (1 << WORD), result).to(torch.int32)
 
 
 def _pairs(values: Tensor) -> Tensor:

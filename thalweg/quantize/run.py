@@ -125,10 +125,10 @@ class _Run:
             known = back.get(name, "")
             if known in self._plan.roles:
                 weight = self._read(known)
-                made = nearest(weight, Grid(self._options.form, weight, self._stored[known]))
-                self._write(known, made, weight, None)
+                result = nearest(weight, Grid(self._options.form, weight, self._stored[known]))
+                self._write(known, result, weight, None)
                 if self._plan.roles[known] not in HEADS:  # a projection of embeddings
-                    begins[known] = made.values
+                    begins[known] = result.values
             else:
                 self._writer.add({name: self._raw(name)})
         if self._layers is not None:
@@ -154,9 +154,9 @@ class _Run:
         stats = {s.name: seen.get(_keys_of(seen, keys)) for keys, w in walk(tree) for s in w.sources if w.role == "linear"}
         for name in list(weights):
             if name in self._plan.roles:
-                made, how = self._round(name, weights[name], stats.get(name))
-                self._write(name, made, weights[name], stats.get(name), how)
-                weights[name] = made.values
+                result, how = self._round(name, weights[name], stats.get(name))
+                self._write(name, result, weights[name], stats.get(name), how)
+                weights[name] = result.values
             elif weights[name] is before[name]:
                 self._writer.add({self._plan.known[name]: self._raw(self._plan.known[name])})
             else:
@@ -177,18 +177,18 @@ class _Run:
     def _as_held(self, name: str, weight: Tensor) -> Tensor:
         return nearest(weight, Grid(self._options.form, weight, self._stored[name])).values
 
-    def _write(self, name: str, made: RoundedWeight, weight: Tensor, seen: InputStats | None, how: str = "rtn") -> None:
+    def _write(self, name: str, result: RoundedWeight, weight: Tensor, seen: InputStats | None, how: str = "rtn") -> None:
         layer = self._plan.known[name].removesuffix(".weight")
-        self._writer.add({f"{layer}.{suffix}": t for suffix, t in tensors(self._options.form, made).items()})
-        error = made.values - weight
+        self._writer.add({f"{layer}.{suffix}": t for suffix, t in tensors(self._options.form, result).items()})
+        error = result.values - weight
         outputs = None if seen is None else _relative(*(((e @ seen.hessian) * e).sum() for e in (error, weight)))
         lost = LayerLoss(layer, how, _relative(error.square().sum(), weight.square().sum()), outputs)
         self._report.layers.append(lost)
 
     def _raw(self, name: str) -> Tensor:
-        made = as_tensor(self._plan.checkpoint.read(name), self._plan.checkpoint.entry(name)[0])
+        result = as_tensor(self._plan.checkpoint.read(name), self._plan.checkpoint.entry(name)[0])
         self._plan.checkpoint.forget(name)
-        return made
+        return result
 
     def _read(self, known: str) -> Tensor:
         return self._raw(self._plan.known[known]).float()
@@ -212,6 +212,6 @@ def table(report: QuantizeReport) -> str:
     weights = sum(e.weights for e in report.layers) / len(rows)
     rows.append(("mean", report.method, weights, sum(known) / len(known) if known else None))
     for layer, how, lost, outputs in rows:
-        said = "" if outputs is None else f"{100 * outputs:.2f}"
-        lines.append(f"| {layer:{width}} | {how:6} | {100 * lost:9.2f} | {said:>9} |")
+        shown = "" if outputs is None else f"{100 * outputs:.2f}"
+        lines.append(f"| {layer:{width}} | {how:6} | {100 * lost:9.2f} | {shown:>9} |")
     return "\n".join(lines)

@@ -133,8 +133,8 @@ def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics, traced:
             allow_headers=settings.allowed_headers,
             allow_credentials=settings.allow_credentials,
         )
-    for made in settings.middleware:
-        app = made(app) if isinstance(made, type) else BaseHTTPMiddleware(app, dispatch=made)
+    for result in settings.middleware:
+        app = result(app) if isinstance(result, type) else BaseHTTPMiddleware(app, dispatch=result)
     if (hosts := settings.hosts) is not None:
         app = HostGuard(app, hosts, settings.root_path.rstrip("/"))
     if settings.root_path:

@@ -27,9 +27,9 @@ MOST = 200
 """Buckets of a histogram."""
 
 
-def problems_of(said: Mapping[str, Any]) -> Iterator[str]:
+def problems_of(boundaries: Mapping[str, Any]) -> Iterator[str]:
     """Problems of buckets by family."""
-    for name, bounds in said.items():
+    for name, bounds in boundaries.items():
         if name not in FAMILIES:
             yield f"{name!r:.60} is no family of histograms; there are {', '.join(FAMILIES)}"
         elif not isinstance(bounds, list) or not 0 < len(bounds) <= MOST:
@@ -40,10 +40,10 @@ def problems_of(said: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}: bounds must be above 0, and grow"
 
 
-def families(said: Mapping[str, Any] | None, context: int) -> dict[str, tuple[float, ...]]:
+def families(boundaries: Mapping[str, Any] | None, context: int) -> dict[str, tuple[float, ...]]:
     """The bounds of each family for a model with a context of so many tokens, those of the user before ours."""
     ours = {**FAMILIES, "request_tokens": steps_125(context)}
-    return {name: tuple(map(float, (said or {}).get(name, bounds))) for name, bounds in ours.items()}
+    return {name: tuple(map(float, (boundaries or {}).get(name, bounds))) for name, bounds in ours.items()}
 
 
 def steps_125(limit: int) -> tuple[float, ...]:

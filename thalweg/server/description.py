@@ -64,14 +64,14 @@ class RouteDescription:
     """Content types of the answer."""
     needs: str = ""
     """The required ability of the model (`ModelConfig.tasks`). "": none."""
-    said: str = ""
+    other_method: str = ""
     """Another method, if any."""
     form: Any = None
     """Model of a form's fields, for a form with a file, or "module:class"."""
 
     @property
     def method(self) -> str:
-        return self.said or ("POST" if self.bodies else "GET")
+        return self.other_method or ("POST" if self.bodies else "GET")
 
     def route(self) -> Route:
         return Route(self.path, self.endpoint, methods=[self.method])  # adds HEAD to GET
@@ -79,24 +79,24 @@ class RouteDescription:
     def operation(self, definitions: dict[str, Any]) -> dict[str, Any]:
         """Its operation object. Schemas it refers to are added to `definitions`."""
         name = re.sub(r"\W+", "_", re.sub(r":\w+", "", self.path)).strip("_")
-        said: dict[str, Any] = {"operationId": f"{name}_{self.method.lower()}", "summary": self.says or self.path}
+        operation: dict[str, Any] = {"operationId": f"{name}_{self.method.lower()}", "summary": self.says or self.path}
         if names := re.findall(r"{(\w+)", self.path):
             text = {"type": "string"}
-            said["parameters"] = [{"name": n, "in": "path", "required": True, "schema": text} for n in names]
+            operation["parameters"] = [{"name": n, "in": "path", "required": True, "schema": text} for n in names]
         forms = [_schema(body, definitions) for body in self.bodies]
         if forms:
             form = forms[0] if len(forms) == 1 else {"anyOf": forms}
-            said["requestBody"] = {"required": True, "content": {"application/json": {"schema": form}}}
+            operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": form}}}
         if self.form:
             file = {"type": "object", "required": ["file"], "properties": {"file": {"type": "string", "format": "binary"}}}
             parts = {"schema": {"allOf": [_schema(self.form, definitions), file]}}
-            said["requestBody"] = {"required": True, "content": {"multipart/form-data": parts}}
-        said["responses"] = {"200": {"description": "The answer", "content": {k: _answer(k) for k in self.kinds}}}
+            operation["requestBody"] = {"required": True, "content": {"multipart/form-data": parts}}
+        operation["responses"] = {"200": {"description": "The answer", "content": {k: _answer(k) for k in self.kinds}}}
         refused = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
         for status, words in REFUSALS.items():
             if forms or self.form or status in (401, 404, 500, 503):
-                said["responses"][str(status)] = {"description": words, "content": refused}
-        return said
+                operation["responses"][str(status)] = {"description": words, "content": refused}
+        return operation
 
 
 def _answer(kind: str) -> dict[str, Any]:
@@ -148,13 +148,13 @@ def document(described: list[RouteDescription]) -> dict[str, Any]:
 
 def pages_of(described: list[RouteDescription]) -> list[BaseRoute]:
     """Routes of the document and of the page that shows it."""
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
     async def _describe() -> dict[str, Any]:
         """On a thread the first time: it costs half a second."""
-        if not made:
-            made.update(await asyncio.to_thread(document, described))
-        return made
+        if not result:
+            result.update(await asyncio.to_thread(document, described))
+        return result
 
     async def _document(request: Request) -> Response:
         return respond(await _describe())

@@ -116,13 +116,13 @@ def type_of(types: Mapping[int, str], status: int) -> str:
     return types.get(status) or types[status // 100 * 100]
 
 
-def of_grammar(error: str | None, asked: StructuredOutputsParams | None) -> ApiError | None:
+def of_grammar(error: str | None, requested: StructuredOutputsParams | None) -> ApiError | None:
     """The error of a generation that its grammar ended, by the client's field. None: something else ended it.
 
     error: the engine's words. Such a grammar was compiled and tried before, and became too complex in the middle of a text."""
-    if asked is None or error is None or not error.startswith(GRAMMAR):
+    if requested is None or error is None or not error.startswith(GRAMMAR):
         return None
-    name = asked.asked_as or f"structured_outputs.{asked.constraint[0]}"
+    name = requested.asked_as or f"structured_outputs.{requested.constraint[0]}"
     return ApiError(f"{name}: {error.removeprefix(GRAMMAR)}", name)
 
 

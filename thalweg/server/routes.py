@@ -233,8 +233,8 @@ def _endpoint(serving: Serving, row: Row, path: str) -> Callable[[Request], Awai
     async def handle(http: Request) -> Response:
         current_scope.set(http.scope)
         try:
-            made: Response = await import_attribute(ROOM + row.where)(serving, http)
-            return made
+            result: Response = await import_attribute(ROOM + row.where)(serving, http)
+            return result
         except Exception as e:
             return error_response(row, e)
 

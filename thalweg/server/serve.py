@@ -189,9 +189,9 @@ async def _refresh_ssl(server: uvicorn.Server, settings: ServerSettings) -> None
 
 async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
     """The result of `work`. _AbandonedError if `stop` comes first."""
-    task, told = asyncio.ensure_future(work), asyncio.create_task(stop.wait())
+    task, reported = asyncio.ensure_future(work), asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, reported}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         task.cancel()
@@ -199,7 +199,7 @@ async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
         log.info("stopped while loading")
         raise _AbandonedError
     finally:
-        told.cancel()
+        reported.cancel()
 
 
 async def _unless_late(work: Any) -> None:
@@ -264,8 +264,8 @@ class _Server(uvicorn.Server):
         loop, config = asyncio.get_running_loop(), self.config
 
         def connection() -> asyncio.BaseProtocol:
-            made: Any = config.http_protocol_class
-            return made(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
+            result: Any = config.http_protocol_class
+            return result(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
 
         seconds = self._handshake_seconds if config.ssl else None
         self.servers = [

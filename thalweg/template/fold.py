@@ -30,10 +30,10 @@ def fold_system_messages(messages: Messages) -> Iterator[Messages]:
 def shows(text: str, messages: Messages) -> bool:
     """Does a rendering contain the beginning of each system message? True if none is in the middle. Some templates silently
     drop those in the middle, or the first one for a later one."""
-    said = [part["text"] for m in messages if m["role"] == "system" for part in m["content"]]
+    texts = [part["text"] for m in messages if m["role"] == "system" for part in m["content"]]
     if not any(i and m["role"] == "system" for i, m in enumerate(messages)):
         return True
-    return all(words.strip().partition("\n")[0].strip() in text for words in said)
+    return all(words.strip().partition("\n")[0].strip() in text for words in texts)
 
 
 def _without(messages: Messages, first: int) -> Messages:

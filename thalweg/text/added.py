@@ -26,16 +26,16 @@ def merge_settings(config: Mapping[str, Any], special: Mapping[str, Any], added:
     As in transformers, a configuration with an added_tokens_decoder comes from a version that needs neither file: its keys take
     precedence, and added_tokens.json is ignored. Otherwise the map takes precedence. Nulls are ignored. Further special tokens
     are joined."""
-    told = {k: v for k, v in special.items() if v is not None}
+    reported = {k: v for k, v in special.items() if v is not None}
     if config.get(DECODER) is not None:
-        made = {**told, **{k: v for k, v in config.items() if v is not None or k not in told}}
+        result = {**reported, **{k: v for k, v in config.items() if v is not None or k not in reported}}
     else:
-        made = {**config, **told, **({FILE: dict(added)} if added else {})}
+        result = {**config, **reported, **({FILE: dict(added)} if added else {})}
     for key in MORE_SPECIALS:
-        both = [m[key] for m in (config, told) if isinstance(m.get(key), list)]
+        both = [m[key] for m in (config, reported) if isinstance(m.get(key), list)]
         if both:
-            made[key] = [token for each in both for token in each]
-    return made
+            result[key] = [token for each in both for token in each]
+    return result
 
 
 def special_names(config: Mapping[str, Any]) -> dict[str, str]:

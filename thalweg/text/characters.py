@@ -38,14 +38,14 @@ def characters(vocab: Mapping[str, Any], settings: Mapping[str, Any], where: Pat
     if settings.get("do_lower_case"):
         vocab = {token if token in special else token.lower(): i for token, i in vocab.items()}
     unknown = _text(settings.get("unk_token", SPECIAL["unk_token"]))
-    made = Tokenizer(WordLevel(dict(vocab), unk_token=unknown if unknown in vocab else next(iter(vocab))))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    made.decoder = decoders.Fuse()
+    result = Tokenizer(WordLevel(dict(vocab), unk_token=unknown if unknown in vocab else next(iter(vocab))))
+    result.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    result.decoder = decoders.Fuse()
     if delimiter:
-        made.normalizer = normalizers.Replace(" ", delimiter)
-        made.decoder = decoders.Sequence([decoders.Replace(delimiter, " "), decoders.Fuse()])
-    made.add_special_tokens([token for token in special if token in vocab])
-    return made
+        result.normalizer = normalizers.Replace(" ", delimiter)
+        result.decoder = decoders.Sequence([decoders.Replace(delimiter, " "), decoders.Fuse()])
+    result.add_special_tokens([token for token in special if token in vocab])
+    return result
 
 
 def _of_language(vocab: Mapping[str, Any], settings: Mapping[str, Any], where: Path) -> Mapping[str, Any]:

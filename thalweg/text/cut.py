@@ -59,11 +59,11 @@ def read_text(
         ids = tokenizer.encode(text, add_special_tokens)
         return TokenizedText(ids, [0] * len(ids))
     around = tokenizer.backend.num_special_tokens_to_add(False) if add_special_tokens else 0
-    made = _pieces(tokenizer, text, cut, most)
+    result = _pieces(tokenizer, text, cut, most)
     if cut is not None:
-        made.truncate(_room(cut, around), direction=cut.side)
-    made = tokenizer.backend.post_process(made, None, add_special_tokens)
-    return TokenizedText(list(made.ids), list(made.type_ids))
+        result.truncate(_room(cut, around), direction=cut.side)
+    result = tokenizer.backend.post_process(result, None, add_special_tokens)
+    return TokenizedText(list(result.ids), list(result.type_ids))
 
 
 def read_pair(
@@ -88,8 +88,8 @@ def read_pairs(
 
 def first_tokens(tokenizer: Tokenizer, text: str, most: int) -> str:
     """The beginning of a text, up to its first `most` tokens."""
-    made = _pieces(tokenizer, text, None, most)
-    return text[: made.offsets[-1][1]] if len(made.ids) == most else text
+    result = _pieces(tokenizer, text, None, most)
+    return text[: result.offsets[-1][1]] if len(result.ids) == most else text
 
 
 def _join_pair(tokenizer: Tokenizer, a: Encoding, b: Encoding, cut: Truncation | None) -> TokenizedText:
@@ -97,13 +97,13 @@ def _join_pair(tokenizer: Tokenizer, a: Encoding, b: Encoding, cut: Truncation |
         room = _room(cut, tokenizer.backend.num_special_tokens_to_add(True), 2)
         for one, n in zip((a, b), shares(len(a.ids), len(b.ids), room), strict=True):
             one.truncate(n, direction=cut.side)
-    made = tokenizer.backend.post_process(a, b, True)
-    return TokenizedText(list(made.ids), list(made.type_ids))
+    result = tokenizer.backend.post_process(a, b, True)
+    return TokenizedText(list(result.ids), list(result.type_ids))
 
 
-def _copy(made: Encoding) -> Encoding:
+def _copy(result: Encoding) -> Encoding:
     """A copy, as `truncate` changes its object."""
-    return type(made).merge([made], growing_offsets=False)
+    return type(result).merge([result], growing_offsets=False)
 
 
 def shares(a: int, b: int, room: int) -> tuple[int, int]:
@@ -129,13 +129,13 @@ def _pieces(tokenizer: Tokenizer, text: str, cut: Truncation | None, most: int =
     if keep and (chars := last_chars(keep, tokenizer.max_token_chars)) is not None:
         text = text[:chars] if side == "right" else text[-chars:]
     try:
-        made = tokenizer.backend.encode(text, add_special_tokens=False)
+        result = tokenizer.backend.encode(text, add_special_tokens=False)
     except TypeError:
         tokenizer.encode(text, False)  # raises the RequestError
         raise
     if most:
-        made.truncate(most, direction="right")
-    return made
+        result.truncate(most, direction="right")
+    return result
 
 
 def _room(cut: Truncation, around: int, texts: int = 1) -> int:

@@ -29,10 +29,10 @@ def load_speech_pieces(vocab: Mapping[str, Any], settings: Mapping[str, Any], wh
     if settings.get("do_upper_case"):
         vocab = {token if token in special else token.upper(): i for token, i in vocab.items()}
     unknown = special[list(SPECIAL).index("unk_token")]
-    made = Tokenizer(WordLevel(dict(vocab), unk_token=unknown if unknown in vocab else next(iter(vocab))))
-    made.decoder = decoders.Metaspace()
-    made.add_special_tokens([token for token in dict.fromkeys(special) if token in vocab])
-    return made
+    result = Tokenizer(WordLevel(dict(vocab), unk_token=unknown if unknown in vocab else next(iter(vocab))))
+    result.decoder = decoders.Metaspace()
+    result.add_special_tokens([token for token in dict.fromkeys(special) if token in vocab])
+    return result
 
 
 def _text(token: Any) -> str:

@@ -32,15 +32,15 @@ _UNNAMED = ("v1", "v2", "v3", "v7")
 
 def load_tekken(file: Path) -> tuple[Backend, dict[str, str]]:
     """(tokenizer, special tokens by name: bos_token, eos_token ...). CheckpointError names file and key."""
-    said = _object(file)
-    config = said.get("config")
+    content = _object(file)
+    config = content.get("config")
     if not isinstance(config, Mapping) or not isinstance(config.get("pattern"), str):
         raise CheckpointError(f"{file}: config: must be an object with the pattern that cuts text into words")
     size, before = (_count(config.get(k)) for k in ("default_vocab_size", "default_num_special_tokens"))
     if not size or not before:
         raise CheckpointError(f"{file}: config: default_vocab_size and default_num_special_tokens must be numbers of tokens")
-    specials = _specials(file, said, before)
-    tokens = _tokens(file, said.get("vocab"), size - before)
+    specials = _specials(file, content, before)
+    tokens = _tokens(file, content.get("vocab"), size - before)
     backend = Backend(_bpe(tokens, specials))
     try:
         cut = pre_tokenizers.Split(Regex(config["pattern"]), "isolated")
@@ -67,37 +67,37 @@ def _count(value: Any) -> int:
 
 def _object(file: Path) -> dict[str, Any]:
     try:
-        said = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except (ValueError, OSError, RecursionError) as e:
         raise CheckpointError(f"{file}: cannot be read as JSON: {e}; download the file again") from e
-    if not isinstance(said, dict):
-        raise CheckpointError(f"{file}: must hold a JSON object, not {type(said).__name__}")
-    return said
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file}: must hold a JSON object, not {type(content).__name__}")
+    return content
 
 
-def _specials(file: Path, said: Mapping[str, Any], count: int) -> list[tuple[str, bool]]:
+def _specials(file: Path, content: Mapping[str, Any], count: int) -> list[tuple[str, bool]]:
     """(text, is it a control token?) of each id before the vocabulary."""
-    listed, version = said.get("special_tokens"), said["config"].get("version")
+    listed, version = content.get("special_tokens"), content["config"].get("version")
     if listed is None:
         if version not in _UNNAMED:
             raise CheckpointError(f"{file}: special_tokens: missing, which files of version {version!r:.20} must have")
         listed = [{"rank": i, "token_str": t, "is_control": True} for i, t in enumerate(SPECIALS)]
-    made = [(f"<SPECIAL_{i}>", True) for i in range(count)]
+    result = [(f"<SPECIAL_{i}>", True) for i in range(count)]
     for i, each in enumerate(listed if isinstance(listed, list) else [None]):
         text = each.get("token_str") if isinstance(each, Mapping) else None
         if not isinstance(text, str) or not text or each.get("rank") != i or i >= count:
             raise CheckpointError(f"{file}: special_tokens: entry {i} must have rank {i}, below {count}, and a token_str")
-        made[i] = (text, each.get("is_control", True) is not False)
-    if len({t for t, _ in made}) != count:
+        result[i] = (text, each.get("is_control", True) is not False)
+    if len({t for t, _ in result}) != count:
         raise CheckpointError(f"{file}: special_tokens: two tokens are the same")
-    return made
+    return result
 
 
 def _tokens(file: Path, vocab: Any, count: int) -> list[bytes]:
     """Tokens by rank. Files have more tokens than are used."""
     if not isinstance(vocab, list) or not 256 <= count <= len(vocab):
         raise CheckpointError(f"{file}: vocab: must list the {count} tokens that config counts, including the 256 bytes")
-    made = []
+    result = []
     for i, each in enumerate(vocab[:count]):
         try:
             token = base64.b64decode(each["token_bytes"], validate=True)
@@ -107,10 +107,10 @@ def _tokens(file: Path, vocab: Any, count: int) -> list[bytes]:
             raise CheckpointError(
                 f"{file}: vocab: entry {i} must have rank {i} and its bytes in base64 (the first 256 in order)"
             )
-        made.append(token)
-    if len(set(made)) != count:
+        result.append(token)
+    if len(set(result)) != count:
         raise CheckpointError(f"{file}: vocab: two tokens are the same")
-    return made
+    return result
 
 
 def _bpe(tokens: list[bytes], specials: list[tuple[str, bool]]) -> models.BPE:

@@ -83,9 +83,9 @@ class Tokenizer:
         """The same tokenizer, where this text has no effect in user data either, as callers replace it by tokens."""
         if not text or text in self.special_texts:
             return self
-        made = copy.copy(self)
-        made.special_texts = (*self.special_texts, text)
-        return made
+        result = copy.copy(self)
+        result.special_texts = (*self.special_texts, text)
+        return result
 
     def _most_chars(self, vocab: Mapping[str, int], spaces: bool) -> float:
         """spaces: an added token absorbs adjacent spaces."""
@@ -212,9 +212,9 @@ def load_tokenizer(path: Path, rows: int | None = None) -> Tokenizer:
         if is_speech_pieces(path, config):
             return Tokenizer(load_speech_pieces(_json(path / CHARACTERS), config, path / CHARACTERS), config, found)
         if (vocabulary := find_world(path)) is not None:
-            made = Tokenizer(load_world(vocabulary, config), config, found)
-            made.eos_ids = end_ids(made.backend, made.special_tokens.get("eos_token"))
-            return made
+            result = Tokenizer(load_world(vocabulary, config), config, found)
+            result.eos_ids = end_ids(result.backend, result.special_tokens.get("eos_token"))
+            return result
         return Tokenizer(_from_transformers(path), config, found)
     return Tokenizer(_backend(path / "tokenizer.json"), config, found)
 
@@ -275,8 +275,8 @@ def _json(file: Path) -> dict[str, Any]:
 def templates(path: Path) -> dict[str, str]:
     """Chat templates of a model directory, name -> source. Newest place first: chat_template.jinja (+
     additional_chat_templates/), chat_template.json, tokenizer_config.json."""
-    said = path / "tokenizer_config.json"
-    found = _template_entry(said, _json(said).get("chat_template"))
+    config_file = path / "tokenizer_config.json"
+    found = _template_entry(config_file, _json(config_file).get("chat_template"))
     old = path / "chat_template.json"
     found |= _template_entry(old, _json(old).get("chat_template"))
     files = {DEFAULT_TEMPLATE: path / "chat_template.jinja"}

@@ -45,19 +45,19 @@ def load_world(file: Path, config: Mapping[str, Any]) -> Tokenizer:
     end = None if 0 in ids.values() else _end(config)
     if end is not None and ids.setdefault(end, 0) != 0:
         raise CheckpointError(f"{file}: {end!r} is token {ids[end]}, but other files of the tokenizer call token 0 so")
-    made = Tokenizer(models.WordLevel(ids))
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), cut])
-    made.decoder = decoders.ByteLevel()
+    result = Tokenizer(models.WordLevel(ids))
+    result.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), cut])
+    result.decoder = decoders.ByteLevel()
     if end is not None:
-        made.add_special_tokens([AddedToken(end, normalized=False, special=True)])
+        result.add_special_tokens([AddedToken(end, normalized=False, special=True)])
     if config.get("add_bos_token"):
         bos = content(config.get("bos_token")) or end
-        if bos is None or (first := made.token_to_id(bos)) is None:
+        if bos is None or (first := result.token_to_id(bos)) is None:
             raise CheckpointError(f"tokenizer_config.json: add_bos_token: {file} has no token {bos!r}; correct bos_token")
-        made.post_processor = processors.TemplateProcessing(
+        result.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], pair=[bos, "$A", f"{bos}:1", "$B:1"], special_tokens=[(bos, first)]
         )
-    return made
+    return result
 
 
 def end_ids(backend: Tokenizer, eos: str | None) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ def _tokens(file: Path) -> dict[bytes, int]:
         lines = file.read_bytes().decode().split("\n")
     except (OSError, UnicodeDecodeError) as e:
         raise CheckpointError(f"{file}: cannot be read as UTF-8 text: {e}; download the file again") from e
-    made: dict[bytes, int] = {}
+    result: dict[bytes, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -98,12 +98,12 @@ def _tokens(file: Path) -> dict[bytes, int]:
             )
         if len(token) > LONGEST or int(row[1]) >= MOST:
             raise CheckpointError(f"{file}: line {number}: tokens have at most {LONGEST} bytes, and ids are below {MOST}")
-        if token in made:
-            raise CheckpointError(f"{file}: line {number}: token {row[1]} is the same as token {made[token]}")
-        made[token] = int(row[1])
-    if len({*made.values()}) != len(made):
+        if token in result:
+            raise CheckpointError(f"{file}: line {number}: token {row[1]} is the same as token {result[token]}")
+        result[token] = int(row[1])
+    if len({*result.values()}) != len(result):
         raise CheckpointError(f"{file}: two tokens have the same id; download the file again")
-    return made
+    return result
 
 
 def _literal(text: str) -> bytes | None:

@@ -41,8 +41,8 @@ def rebase(schema: Any, root: Any) -> Any:
     """A part of `root` as a schema that compiles by itself: references go to a copy of `root` in its `$defs`."""
     if not _refers(schema):
         return schema
-    made = {k: v for k, v in _move_refs(schema).items() if k not in ("$defs", "definitions")}
-    return {**made, "$defs": {HELD: _move_refs(root)}}
+    result = {k: v for k, v in _move_refs(schema).items() if k not in ("$defs", "definitions")}
+    return {**result, "$defs": {HELD: _move_refs(root)}}
 
 
 def _refers(schema: Any) -> bool:
@@ -161,8 +161,8 @@ class Arguments:
             case GemmaArgs(quote):
                 return self._gemma_members(object_of(schema), quote, 0)
             case TaggedArgs():
-                made: Callable[[TaggedArgs, str, Any], str] = self._element if body.nested else self._tag
-                parts = [(need, made(body, k, s)) for need, k, s in members_of(object_of(schema), schema)]
+                result: Callable[[TaggedArgs, str, Any], str] = self._element if body.nested else self._tag
+                parts = [(need, result(body, k, s)) for need, k, s in members_of(object_of(schema), schema)]
                 return " ".join(f"({m})" if need else f"({m})?" for need, m in parts)
         return self.json(object_of(schema))
 
@@ -271,8 +271,8 @@ class Arguments:
         if form is not None and not (schema.keys() & {"enum", "const"}):
             raise UnsupportedKeywordError("a string that may also be something else, and has a form")
         if form is not None:
-            said = [v for v in schema.get("enum", [schema.get("const")]) if isinstance(v, str)]
-            return " | ".join(literal(json.dumps(v)) for v in said if self._tag_word(body) not in v)
+            literals = [v for v in schema.get("enum", [schema.get("const")]) if isinstance(v, str)]
+            return " | ".join(literal(json.dumps(v)) for v in literals if self._tag_word(body) not in v)
         return self._json_string(body)
 
     def _json_string(self, body: TaggedArgs) -> str:
@@ -289,11 +289,11 @@ class Arguments:
         number = rule("NUMBER", r"/-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,14})?/")
         rule("any", f'free_object | free_array | {string} | {number} | "true" | "false" | "null"')
         pair = f'{string} ":" " "? any'
-        made = (
+        result = (
             rule("free_object", f'"{{" ({pair} ("," " "? {pair})*)? "}}"'),
             rule("free_array", '"[" (any ("," " "? any)*)? "]"'),
         )
-        return made[kind == "array"]
+        return result[kind == "array"]
 
     # Gemma's notation.
 

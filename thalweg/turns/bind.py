@@ -48,10 +48,10 @@ class BoundTurnFormat:
 
     def automaton(self, terminals: tuple[str, ...]) -> StopStrings:
         """The automaton of these terminals, cached: a turn's reader has a few dozen sets of terminals."""
-        made = self._automata.get(terminals)
-        if made is None:
-            made = self._automata[terminals] = StopStrings(terminals)
-        return made
+        result = self._automata.get(terminals)
+        if result is None:
+            result = self._automata[terminals] = StopStrings(terminals)
+        return result
 
 
 def bind(turn: TurnFormat, vocabulary: TurnVocabulary | None) -> BoundTurnFormat:

@@ -58,16 +58,16 @@ def choose(
 
 def _complete(found: TurnFormat, template: str, render: Render, calls: bool, reasoning: bool) -> TurnFormat:
     """The format with the parts derived from the template's rendered text. calls, reasoning: may they be derived?"""
-    made = derive(template, render, found, calls, reasoning)
-    if made is not None:
+    result = derive(template, render, found, calls, reasoning)
+    if result is not None:
         known = found.calls is not None or found.reasoning is not None
-        return replace(made, source=f"{found.source}, and by what it writes" if known else DERIVED)
+        return replace(result, source=f"{found.source}, and by what it writes" if known else DERIVED)
     return replace(found, source=NOTHING) if found.calls is None and found.reasoning is None else found
 
 
 def _own(response_template: Any, hf: tuple[bool, bool]) -> TurnFormat | None:
     """The format of the checkpoint's response_template. ConfigError if a flag asks for it and it is absent or unreadable."""
-    flag = next((f for f, asked in zip(("--tool-call-parser", "--reasoning-parser"), hf, strict=True) if asked), None)
+    flag = next((f for f, requested in zip(("--tool-call-parser", "--reasoning-parser"), hf, strict=True) if requested), None)
     if response_template is None:
         if flag:
             raise ConfigError(f"{flag}: this model's tokenizer_config.json has no response_template; name a format, or auto")

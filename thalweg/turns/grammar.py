@@ -216,8 +216,8 @@ class _Grammar:
 
     def _any(self) -> str:
         """One of the tools."""
-        made = [self.rules.rule(f"tool_{i}", self._call(n, s)) for i, (n, s) in enumerate(self._tools.items())]
-        return self.rules.rule("tool", " | ".join(made))
+        result = [self.rules.rule(f"tool_{i}", self._call(n, s)) for i, (n, s) in enumerate(self._tools.items())]
+        return self.rules.rule("tool", " | ".join(result))
 
     def _call(self, name: str, schema: Any, before: str = "") -> str:
         """A call between its terminals. before: text before it, in one lexeme."""

@@ -58,8 +58,8 @@ def _calls(entry: Mapping[str, Any], opens: tuple[str, ...], closes: tuple[str, 
     if not opens or len(closes) > 1:
         raise UnreadableError(f"field {CALLS!r} needs open, and at most one close")
     array = bool(entry.get("transform_each"))
-    made = entry.get("transform")
-    function = made.get("function") if isinstance(made, Mapping) else None
+    result = entry.get("transform")
+    function = result.get("function") if isinstance(result, Mapping) else None
     names = function if isinstance(function, Mapping) else {"name": "{name}", "arguments": "{arguments}"}
     keys = [_key(names.get(part)) for part in ("name", "arguments")]
     body = JsonCalls((keys[0],), (keys[1],), array=array)

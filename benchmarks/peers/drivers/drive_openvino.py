@@ -15,9 +15,9 @@ def load(s: dict[str, Any]) -> Loaded:
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = s["kv_bytes"] >> 30
     scheduler.enable_prefix_caching = True
-    told = {"INFERENCE_NUM_THREADS": s["threads"]}
-    drafts = {"draft_model": genai.draft_model(s["draft"], "CPU", **told)} if "draft" in s else {}
-    pipe = genai.ContinuousBatchingPipeline(s["model"], scheduler, "CPU", told | drafts)
+    reported = {"INFERENCE_NUM_THREADS": s["threads"]}
+    drafts = {"draft_model": genai.draft_model(s["draft"], "CPU", **reported)} if "draft" in s else {}
+    pipe = genai.ContinuousBatchingPipeline(s["model"], scheduler, "CPU", reported | drafts)
 
     def generate(prompts: list[list[int]], new: int) -> list[list[int]]:
         config = genai.GenerationConfig()
@@ -28,7 +28,7 @@ def load(s: dict[str, Any]) -> Loaded:
         done = pipe.generate(ids, [config] * len(ids))
         return [[int(t) for t in d.m_generation_ids[0]] for d in done]
 
-    flags = {"scheduler": scheduler.to_string(), "properties": told}
+    flags = {"scheduler": scheduler.to_string(), "properties": reported}
     return Loaded(generate, versions("openvino-genai", "openvino", "nncf", "optimum-intel"), flags)
 
 

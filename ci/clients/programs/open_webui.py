@@ -58,9 +58,9 @@ class Page:
         """(title, the answer as the page shows it)."""
         about = {"id": "shelltool", "name": "shelltool", "content": TOOL, "meta": {"description": "a shell"}}
         self.send("/api/v1/tools/create", about)
-        asked, answer = str(uuid.uuid4()), str(uuid.uuid4())
+        requested, answer = str(uuid.uuid4()), str(uuid.uuid4())
         message = {
-            "id": asked,
+            "id": requested,
             "role": "user",
             "content": text,
             "parentId": None,

@@ -53,22 +53,22 @@ def connect(url: str, provider: str, mode: instructor.Mode) -> Any:
 def main(url: str, model: str, question: str, provider: str, name: str) -> None:
     warnings.simplefilter("ignore", DeprecationWarning)
     client = connect(url, provider, instructor.Mode[name])
-    asked: dict[str, Any] = {"model": model, "max_tokens": 200}
+    requested: dict[str, Any] = {"model": model, "max_tokens": 200}
     messages = [{"role": "user", "content": question}]
     if name == "PARALLEL_TOOLS":
-        report, command = client.create(response_model=Iterable[Report | Command], messages=messages, **asked)
+        report, command = client.create(response_model=Iterable[Report | Command], messages=messages, **requested)
         assert isinstance(report, Report), report
-        said = subprocess.run(["sh", "-c", command.command], capture_output=True, text=True, check=False).stdout
-        messages.append({"role": "user", "content": f"The command printed {said}"})
-        print(*client.create(response_model=Iterable[Report | Command], messages=messages, **asked))
+        output = subprocess.run(["sh", "-c", command.command], capture_output=True, text=True, check=False).stdout
+        messages.append({"role": "user", "content": f"The command printed {output}"})
+        print(*client.create(response_model=Iterable[Report | Command], messages=messages, **requested))
         return
-    report = client.create(response_model=Report, messages=messages, max_retries=2, **asked)
+    report = client.create(response_model=Report, messages=messages, max_retries=2, **requested)
     assert report.number == 42, report
     if provider == "cohere":  # streams no objects
         print(report)
         return
     messages.append({"role": "user", "content": f"{MARK} it is."})
-    *_, last = client.create_partial(response_model=Report, messages=messages, **asked)
+    *_, last = client.create_partial(response_model=Report, messages=messages, **requested)
     assert last.model_dump() == report.model_dump(), (last, report)
     print(report)
 

@@ -19,12 +19,12 @@ def main(url: str, model: str, question: str, *flags: str) -> None:
         print(chat.invoke(messages).content)
         return
     bound = chat.bind_tools([shell])
-    said = None
+    message = None
     for chunk in bound.stream(messages):
-        said = chunk if said is None else said + chunk
-    assert said.usage_metadata["total_tokens"] > 0, said
-    messages.append(said)
-    messages += [ToolMessage(shell(**c["args"]), tool_call_id=c["id"]) for c in said.tool_calls]
+        message = chunk if message is None else message + chunk
+    assert message.usage_metadata["total_tokens"] > 0, message
+    messages.append(message)
+    messages += [ToolMessage(shell(**c["args"]), tool_call_id=c["id"]) for c in message.tool_calls]
     whole = bound.invoke(messages).content
     streamed = "".join(c.content for c in bound.stream(messages))
     assert streamed == whole, (streamed, whole)

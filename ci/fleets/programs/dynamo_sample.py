@@ -43,8 +43,8 @@ class SampleWorker(DynamoEngine):  # type: ignore[misc]
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[SampleWorker, Any]:
-        made, config = await DynamoEngine.from_args([*_find_words(), *(argv or ())])
-        return cls(disaggregation_mode=DisaggregationMode(made._mode)), config
+        result, config = await DynamoEngine.from_args([*_find_words(), *(argv or ())])
+        return cls(disaggregation_mode=DisaggregationMode(result._mode)), config
 
     async def generate(self, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         if self._engine is None:

@@ -58,10 +58,10 @@ class CpuPlatform(Platform):
     options: CpuOptions = CpuOptions()
 
     def with_options(self, options: Any) -> Self:
-        made = super().with_options(options)
-        if made.options.threads < 0:
-            raise DeviceError(f"threads: {made.options.threads} is not a number of threads; omit it for one per core")
-        return made
+        result = super().with_options(options)
+        if result.options.threads < 0:
+            raise DeviceError(f"threads: {result.options.threads} is not a number of threads; omit it for one per core")
+        return result
 
     def probe(self) -> Probe:
         if not has_torch():
@@ -99,18 +99,18 @@ class CpuPlatform(Platform):
     def quantised_bytes(self, format: WeightFormat, outputs: int, inputs: int) -> int:
         """Compiled kernels hold scales in 16 bits where that is exact: those of 4-bit integers, and of groups with rounded
         inputs, if the weights are rounded here or come from most files. So they hold minimums in sixteenths."""
-        made = format.bytes(outputs, inputs)
+        result = format.bytes(outputs, inputs)
         if format.code_bits and self._has_compiled_kernels() and self._level() not in QUADS:
-            made -= outputs * inputs * (format.bits - format.code_bits) // 8
+            result -= outputs * inputs * (format.bits - format.code_bits) // 8
         halves = (
             format.kind == "int"
             and not format.scale_dtype
             and (format.bits == 4 or format.code_bits or format.act.endswith("_per_group"))
         )
         if not halves or format.group < 0 or not self._has_compiled_kernels():
-            return made
+            return result
         groups = outputs * -(-inputs // (format.group or inputs))
-        return made - (4 if format.sixteenths else 2) * groups
+        return result - (4 if format.sixteenths else 2) * groups
 
     def workspace(self, s: StepSizes) -> int:
         """Compiled kernels keep scratch memory for the most rows they have made ready, and a quarter more. The largest

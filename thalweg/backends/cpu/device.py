@@ -106,13 +106,13 @@ class CpuDevice(EagerDevice):
         alike: dict[tuple[KVLayout, int], list[int]] = {}
         for i, key in enumerate(zip(layouts, blocks, strict=True)):
             alike.setdefault(key, []).append(i)
-        made: dict[int, torch.Tensor] = {}
+        result: dict[int, torch.Tensor] = {}
         for (layout, n), layers in alike.items():
             if self._library is None or not layout.apart or not layout.bytes_per_block or len(layers) == 1:
-                made |= {i: self.alloc_kv(layout, n) for i in layers}
+                result |= {i: self.alloc_kv(layout, n) for i in layers}
             else:
-                made |= dict(zip(layers, self._side_by_side(self._library, layout, n, len(layers)), strict=True))
-        return [made[i] for i in range(len(layouts))]
+                result |= dict(zip(layers, self._side_by_side(self._library, layout, n, len(layers)), strict=True))
+        return [result[i] for i in range(len(layouts))]
 
     def _side_by_side(self, library: NativeLibrary, layout: KVLayout, blocks: int, layers: int) -> list[torch.Tensor]:
         settle()  # the weights are there
@@ -151,9 +151,9 @@ class CpuDevice(EagerDevice):
             self._library.kept.tell()
         if self._library is None or self._arena is None:
             return super().compile(step, params, state, shape, features)
-        made = RecordingExecutable(step, params, state, self._library, self._arena, self.comm)
-        self._recording.add(made)
-        return made
+        result = RecordingExecutable(step, params, state, self._library, self._arena, self.comm)
+        self._recording.add(result)
+        return result
 
     def peak(self, dtype: str) -> float | None:
         return peak(self._library, dtype) if self._library else None
@@ -195,21 +195,21 @@ def open_device(
 ) -> CpuDevice:  # fmt: skip
     """threads: 0 = this rank's share of the cores for this process, unless torch was set to fewer before. isa, graphs,
     packed_weights, compress_weights: see CpuOptions."""
-    told, ranks = _torch_threads(), place.world if place else 1
-    threads = threads or max(1, min(cores() // ranks, told))
+    reported, ranks = _torch_threads(), place.world if place else 1
+    threads = threads or max(1, min(cores() // ranks, reported))
     _keep_freed_memory()
     library, missing = _library(threads, isa)
     # Two pools would fight for the cores: between products, torch's threads wait by spinning. With compiled kernels there is
     # little left for torch, and one thread does it.
     torch.set_num_threads(1 if library else threads)
-    said = f"compiled, {library.level}" if library else missing
-    notes = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(), "kernels": said}
+    kernels_in = f"compiled, {library.level}" if library else missing
+    notes = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(), "kernels": kernels_in}
     info = replace(CpuPlatform().describe(), cores=threads, notes=notes)
     if library is None and packed_weights:
         raise DeviceError(f"packed_weights: nothing is packed without compiled kernels ({missing}); omit it")
     compresses = compress_weights is not False and library is not None and library.compress_weights()
     if compress_weights and not compresses:
-        raise DeviceError(f"compress_weights: no kernel reads such weights here ({said}); omit it")
+        raise DeviceError(f"compress_weights: no kernel reads such weights here ({kernels_in}); omit it")
     if library is not None and packed_weights:
         library.kept = _open_packed_weights(library, packed_weights)
     stages = _open_stages(place, library, missing) if place is not None and place.stages > 1 else None

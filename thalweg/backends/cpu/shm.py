@@ -199,8 +199,8 @@ def _appearing(path: Path) -> Iterator[int]:
     """A new file's descriptor. The file has its name once the block ends well."""
     unready = path.with_suffix(".new")
     unready.unlink(missing_ok=True)
-    made = os.open(unready, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    yield made
+    result = os.open(unready, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    yield result
     unready.replace(path)
 
 

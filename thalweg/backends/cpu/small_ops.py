@@ -29,8 +29,8 @@ def numpy_form(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: T
     form = _FORMS.get(func)
     if form is None or kwargs.get("alpha", 1) != 1 or not set(kwargs) <= {"alpha", "dtype"}:
         return None
-    made: Call | None = form(out, *args)
-    return made
+    result: Call | None = form(out, *args)
+    return result
 
 
 def direct_form(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> Call | None:

@@ -47,13 +47,13 @@ class CudaPlatform(GpuPlatform):
         nodes = found((NODES,), self._root)
         if not nodes:
             return ()
-        made = []
+        result = []
         for path in found(("proc/driver/nvidia/gpus/*/information",), self._root):
             text = (self._root / path[1:]).read_text()
             model = re.search(r"^Model:\s*(.+?)\s*$", text, re.M)
             name = model[1] if model else self.hardware
-            made.append(Card(name, *recognise(name, CARDS), path.split("/")[-2]))
-        return made[: len(nodes)] or [Card(self.hardware, "", 0, node) for node in nodes]
+            result.append(Card(name, *recognise(name, CARDS), path.split("/")[-2]))
+        return result[: len(nodes)] or [Card(self.hardware, "", 0, node) for node in nodes]
 
     def vendors(self, ahead: AheadKernels | None = None) -> tuple[Vendor, ...]:
         from thalweg.backends.cuda import flash3, flash4, flashinfer

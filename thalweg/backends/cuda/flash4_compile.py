@@ -49,9 +49,9 @@ def compile_object(arch: str, spec: AttnSpec, path: Path) -> CompiledKernel:
     path.parent.mkdir(parents=True, exist_ok=True)
     compiled = _compile(arch, spec)
     with tempfile.TemporaryDirectory(dir=path.parent) as place:
-        made, linked = Path(place, "kernel.o"), Path(place, "kernel.so")
-        compiled.export_to_c(object_file_path=str(made), function_name=SYMBOL)
-        done = subprocess.run([compiler, "-shared", "-o", str(linked), str(made)], capture_output=True, text=True)
+        result, linked = Path(place, "kernel.o"), Path(place, "kernel.so")
+        compiled.export_to_c(object_file_path=str(result), function_name=SYMBOL)
+        done = subprocess.run([compiler, "-shared", "-o", str(linked), str(result)], capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{compiler} does not link it: {done.stderr.strip()[-200:]}")
         os.replace(linked, path)

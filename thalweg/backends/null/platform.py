@@ -41,14 +41,14 @@ class NullPlatform(Platform):
     runs_models = False
 
     def with_options(self, options: Any) -> Self:
-        made = super().with_options(options)
-        if made.options.tokens not in ("fixed", "hash"):
-            raise DeviceError(f"null: tokens must be 'fixed' or 'hash', not {made.options.tokens!r}")
-        if any(w < STATE or w == 1 for w in made.options.windows):
+        result = super().with_options(options)
+        if result.options.tokens not in ("fixed", "hash"):
+            raise DeviceError(f"null: tokens must be 'fixed' or 'hash', not {result.options.tokens!r}")
+        if any(w < STATE or w == 1 for w in result.options.windows):
             raise DeviceError(
                 "null: a window must be 0 (everything), -1 (a state) or at least 2, as a token's hash needs the one before"
             )
-        return made
+        return result
 
     def probe(self) -> Probe:
         return Probe(1, "computes nothing, on any machine; for measuring the host and for tests")

@@ -79,10 +79,10 @@ def _store(kv: Tensor, new: list[Tensor], table: Tensor, batch: StepBatch, spec:
     column = (batch.positions // size).clamp(max=table.shape[1] - 1)
     block = torch.where(batch.slots[batch.token_seq.long()] == SCRATCH, SCRATCH, table[batch.token_seq.long(), column.long()])
     where = (block.long()[:, None], torch.arange(len(new))[None, :], (batch.positions % size).long()[:, None])
-    made = encode_kv(torch.stack(new, 1), spec.kv_dtype)
-    if made.element_size() == 1:  # 8-bit floats have no index_put
-        return kv.view(torch.uint8).index_put(where, made.view(torch.uint8)).view(kv.dtype)
-    return kv.index_put(where, made)
+    result = encode_kv(torch.stack(new, 1), spec.kv_dtype)
+    if result.element_size() == 1:  # 8-bit floats have no index_put
+        return kv.view(torch.uint8).index_put(where, result.view(torch.uint8)).view(kv.dtype)
+    return kv.index_put(where, result)
 
 
 def _attend_one(

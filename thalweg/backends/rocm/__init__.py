@@ -30,7 +30,7 @@ class RocmPlatform(GpuPlatform):
         processors."""
         if not found((NODES,), self._root):
             return ()
-        made = []
+        result = []
         for path in found(("sys/class/kfd/kfd/topology/nodes/*/properties",), self._root):
             node = (self._root / path[1:]).parent
             facts = _facts(node / "properties")
@@ -38,8 +38,8 @@ class RocmPlatform(GpuPlatform):
                 arch = gfx(facts["gfx_target_version"])
                 banks = sorted(node.glob("mem_banks/*/properties"))
                 memory = sum(f.get("size_in_bytes", 0) for f in map(_facts, banks) if f.get("heap_type", 1) in (1, 2))
-                made.append(Card(f"AMD {arch_of(arch).family} ({arch})", arch, memory, node.name))
-        return made
+                result.append(Card(f"AMD {arch_of(arch).family} ({arch})", arch, memory, node.name))
+        return result
 
     def vendors(self, ahead: AheadKernels | None = None) -> tuple[Vendor, ...]:
         from thalweg.backends.rocm import aiter

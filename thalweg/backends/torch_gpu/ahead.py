@@ -33,8 +33,8 @@ def without_memory(x: Any) -> Any:
     if isinstance(x, Mapping):
         return {k: without_memory(v) for k, v in x.items()}
     if isinstance(x, list | tuple):
-        made = [without_memory(v) for v in x]
-        return made if isinstance(x, list) else type(x)(*made) if hasattr(x, "_fields") else tuple(made)
+        result = [without_memory(v) for v in x]
+        return result if isinstance(x, list) else type(x)(*result) if hasattr(x, "_fields") else tuple(result)
     if is_dataclass(x) and not isinstance(x, type):
         return replace(x, **{f.name: without_memory(getattr(x, f.name)) for f in fields(x) if f.init})
     return x
@@ -71,14 +71,14 @@ def _once() -> Iterator[None]:
     from triton import knobs
     from triton.runtime import driver
 
-    asked: set[tuple[int, str]] = set()
+    requested: set[tuple[int, str]] = set()
     held: list[tuple[dict[str, Any], str]] = []
     waiting, device = object(), driver.active.get_current_device()
 
     def leave(*, key: str, fn: Any, **more: Any) -> bool:
         """Triton calls this before it compiles. True = do not."""
-        if (id(fn.jit_function), key) not in asked:
-            asked.add((id(fn.jit_function), key))
+        if (id(fn.jit_function), key) not in requested:
+            requested.add((id(fn.jit_function), key))
             return False
         cache = fn.jit_function.device_caches[device][0]
         cache[key] = waiting  # found by all that follow, until the kernel replaces it

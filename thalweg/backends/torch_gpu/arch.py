@@ -134,11 +134,13 @@ def blocks(max_len: int, block_tokens: int) -> int:
     return -(-max_len // block_tokens) + 1
 
 
-def buckets(seqs: int, blocks: int, asked: Sequence[int] | None = None, largest: int | None = None) -> tuple[StepShape, ...]:
+def buckets(
+    seqs: int, blocks: int, requested: Sequence[int] | None = None, largest: int | None = None
+) -> tuple[StepShape, ...]:
     """Uniform shapes of up to `seqs` sequences and tables of up to `blocks` columns: the width costs only a copy within the
-    device. asked: sizes instead of SEQS. largest: none above it. Batches that no shape holds run uncaptured."""
-    most = min(seqs, largest or seqs, SEQS[-1] if asked is None else max(asked))
-    sizes = [*(n for n in sorted(set(SEQS if asked is None else asked)) if n < most), most]
+    device. requested: sizes instead of SEQS. largest: none above it. Batches that no shape holds run uncaptured."""
+    most = min(seqs, largest or seqs, SEQS[-1] if requested is None else max(requested))
+    sizes = [*(n for n in sorted(set(SEQS if requested is None else requested)) if n < most), most]
     return tuple(StepShape(n, n, w, True) for n in sizes for w in [*(w for w in WIDTHS if w < blocks), blocks])
 
 
@@ -148,21 +150,21 @@ def decode_shapes(shapes: Sequence[StepShape]) -> list[StepShape]:
 
 
 def verifying(
-    seqs: int, drafts: int, blocks: int, asked: Sequence[int] | None = None, largest: int | None = None
+    seqs: int, drafts: int, blocks: int, requested: Sequence[int] | None = None, largest: int | None = None
 ) -> tuple[StepShape, ...]:  # fmt: skip
     """Shapes of steps in which every sequence verifies equally many drafts: 1, 3, 7 ... and `drafts`. None has more tokens than
     VERIFIED, as drafts seldom pay beyond. The other arguments are those of `buckets`."""
     widths = sorted({min((1 << i) - 1, drafts) for i in range(1, drafts.bit_length() + 1)})
-    shapes = buckets(seqs, blocks, asked, largest) if drafts else ()
+    shapes = buckets(seqs, blocks, requested, largest) if drafts else ()
     most = min(VERIFIED, largest or VERIFIED)
     return tuple(replace(s, tokens=s.seqs * (1 + k)) for k in widths for s in shapes if s.seqs * (1 + k) <= most)
 
 
 def mixed_shapes(
-    seqs: int, tokens: int, blocks: int, asked: Sequence[int] | None = None, largest: int | None = None
+    seqs: int, tokens: int, blocks: int, requested: Sequence[int] | None = None, largest: int | None = None
 ) -> tuple[StepShape, ...]:  # fmt: skip
-    """Shapes of steps with prompts among decodes, up to `tokens` tokens. asked: sizes instead of MIXED. largest: none above
+    """Shapes of steps with prompts among decodes, up to `tokens` tokens. requested: sizes instead of MIXED. largest: none above
     it. One sequence more than there are: padding tokens need a separate one. None has more sequences than tokens."""
-    sizes = [n for n in sorted(set(MIXED if asked is None else asked)) if 1 < n <= min(tokens, largest or tokens)]
+    sizes = [n for n in sorted(set(MIXED if requested is None else requested)) if 1 < n <= min(tokens, largest or tokens)]
     counts = [*(n for n in MIXED_SEQS if n <= seqs), seqs + 1]
     return tuple(StepShape(n, s, w) for n in sizes for s in counts if s <= n for w in sorted({min(WIDTHS[0], blocks), blocks}))

@@ -100,9 +100,9 @@ class CompileOnlyPlatform(Platform):
         self.name, self.options = base.name, base.options
 
     def with_options(self, options: Any) -> Self:
-        made = super().with_options(options)
-        made._base = self._base.with_options(options)
-        return made
+        result = super().with_options(options)
+        result._base = self._base.with_options(options)
+        return result
 
     def probe(self) -> Probe:
         return Probe(1, f"compiles for {self._arch}, which need not be here")
@@ -174,5 +174,5 @@ class GpuCrossCompiler(CrossCompiler):
     def compile(self, key: str) -> CompiledKernel:
         if (make := self._ahead.tasks().get(key)) is not None:
             return make()
-        made = self._notes.make(self._notes.wanted[key])
-        return CompiledKernel(made.seconds, made.cached)
+        result = self._notes.make(self._notes.wanted[key])
+        return CompiledKernel(result.seconds, result.cached)

@@ -118,8 +118,8 @@ class GpuDevice(Device):
     def warmup_buckets(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
         """Largest first: temporaries of a smaller graph then lie in memory that a larger one has. Steps with prompts or drafts
         are captured at first use: they have many sizes, and a server meets few."""
-        made = decode_shapes(buckets) if self._ahead else []
-        return sorted(made, key=lambda s: (s.tokens, s.blocks), reverse=True)
+        result = decode_shapes(buckets) if self._ahead else []
+        return sorted(result, key=lambda s: (s.tokens, s.blocks), reverse=True)
 
     def rehearse(self, steps: Sequence[Rehearsal]) -> None:
         """Steps of requests that ask for nothing special run twice, as the second call is captured. For others kernels are
@@ -140,12 +140,12 @@ class GpuDevice(Device):
 
     def _compile_ahead(self, steps: Sequence[Rehearsal], plain: Features) -> None:
         """The kernels of these steps, side by side. Of the plain buckets' the first's: the others launch the same."""
-        made: dict[int, Any] = {}
+        result: dict[int, Any] = {}
 
         def nowhere(x: Any) -> Any:
-            if id(x) not in made:
-                made[id(x)] = without_memory(x)
-            return made[id(x)]
+            if id(x) not in result:
+                result[id(x)] = without_memory(x)
+            return result[id(x)]
 
         buckets = 0
         with compiling() as can:

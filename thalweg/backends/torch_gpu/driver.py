@@ -31,11 +31,11 @@ class TorchDriver:
     def why_not(self) -> str | None:
         if getattr(torch.version, self._build, None) is None:
             return f"torch {torch.__version__} is built for something else"
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as reported:
             warnings.simplefilter("always")
             if self._module.is_available():
                 return None
-        words = " ".join(str(w.message).splitlines()[0] for w in told)
+        words = " ".join(str(w.message).splitlines()[0] for w in reported)
         return words or "the driver does not answer: it is not loaded, too old for this torch, or hidden from this process"
 
     def count(self) -> int:

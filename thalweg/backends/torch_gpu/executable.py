@@ -124,7 +124,7 @@ class GpuContext:
     home: Tensor
     """The batch of every graph. One that needs a larger buffer gets it, and older graphs keep theirs."""
     tables: DeviceBlockTables
-    told: set[str] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)
     """Messages logged already, which every executable would repeat."""
     views: dict[Layout, dict[str, Tensor]] = field(default_factory=dict)
     """Views of `buffer`, by layout. A few."""
@@ -148,8 +148,8 @@ class GpuContext:
 
     def tell(self, kind: str, words: str, *values: Any) -> None:
         """Say it once."""
-        if kind not in self.told:
-            self.told.add(kind)
+        if kind not in self.warned:
+            self.warned.add(kind)
             logger.warning(words, *values)
 
 
@@ -276,14 +276,14 @@ class GpuExecutable:
         buffer = lane.graphs_place(n)
         arrays = views(buffer, layout)
         lane.inbox.send(batch, layout, n, lambda: buffer)
-        made: list[tuple[Tensor, Manifest]] = []
+        built: list[tuple[Tensor, Manifest]] = []
 
         def work() -> None:
             with torch.inference_mode():
-                made.append(self._once(batch, arrays))
+                built.append(self._once(batch, arrays))
 
         replay = lane.runtime.capture(work)
-        return _CapturedGraph(buffer, *made[0], replay)
+        return _CapturedGraph(buffer, *built[0], replay)
 
     def _replay(self, graph: _CapturedGraph, batch: StepBatch, layout: Layout, n: int) -> PendingGpuStep:
         lane, outcome = self._lane, _Outcome(manifest=graph.manifest)

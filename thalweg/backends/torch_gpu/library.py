@@ -192,12 +192,12 @@ def triton(
     from thalweg.backends.triton_kernels import library
 
     try:
-        made = library(arch, row_tiles, scaled_codes, dependent_launch, joined_attention)
+        result = library(arch, row_tiles, scaled_codes, dependent_launch, joined_attention)
     except ImportError as e:
         raise ImportError(f"{e.name or e} is not installed") from e
     except ValueError as e:
         raise RuntimeError(str(e)) from e
-    return KernelSet(made.kernels, made.attention)
+    return KernelSet(result.kernels, result.attention)
 
 
 def triton_with(options: GpuOptions, arch: str) -> Source:

@@ -47,10 +47,10 @@ def partner(arch: str) -> PagedBackend:
     try:
         from thalweg.backends.triton_kernels import library
 
-        made: PagedBackend = library(arch).attention[0]  # type: ignore[assignment]
+        result: PagedBackend = library(arch).attention[0]  # type: ignore[assignment]
     except (ImportError, ValueError):
-        made = GatherAttention()
-    return made
+        result = GatherAttention()
+    return result
 
 
 class LibraryAttention(AttentionBackend):
@@ -141,8 +141,8 @@ class StepCache:
         held = self._made.get(group)
         if held is None or held[0] is not plan:
             held = self._made[group] = (plan, make())
-        made: Made = held[1]
-        return made
+        result: Made = held[1]
+        return result
 
 
 def pages(table: Tensor, lengths: Tensor, total: int, size: int) -> tuple[Tensor, Tensor, Tensor]:

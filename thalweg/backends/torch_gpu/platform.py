@@ -172,8 +172,8 @@ def torch_build(folder: Path | None = None) -> TorchBuild | None:
         text = (folder / "version.py").read_text()
     except OSError:
         return None
-    said = dict(re.findall(r"^(\w+)(?:: [^=]*)? = '([^']*)'", text, re.M))
-    return TorchBuild(said.get("__version__", "?"), {k: said[k] for k in TITLES if k in said})
+    fields = dict(re.findall(r"^(\w+)(?:: [^=]*)? = '([^']*)'", text, re.M))
+    return TorchBuild(fields.get("__version__", "?"), {k: fields[k] for k in TITLES if k in fields})
 
 
 class GpuPlatform(Platform):
@@ -198,14 +198,14 @@ class GpuPlatform(Platform):
         self._root, self._torch_folder, self._given = root, torch_folder, driver
 
     def with_options(self, options: Any) -> Self:
-        made = super().with_options(options)
-        if made.options.prepare not in get_args(Prepare):
-            raise DeviceError(f"device: prepare is one of {', '.join(get_args(Prepare))}, not {made.options.prepare!r}")
-        if not 0 <= made.options.readers <= MOST_READERS:
-            raise DeviceError(f"device: readers: {made.options.readers} threads cannot read weights: 0 to {MOST_READERS}")
-        if made.options.device < 0:
-            raise DeviceError(f"device: {made.options.device} is not the number of a GPU; they count from 0")
-        return made
+        result = super().with_options(options)
+        if result.options.prepare not in get_args(Prepare):
+            raise DeviceError(f"device: prepare is one of {', '.join(get_args(Prepare))}, not {result.options.prepare!r}")
+        if not 0 <= result.options.readers <= MOST_READERS:
+            raise DeviceError(f"device: readers: {result.options.readers} threads cannot read weights: 0 to {MOST_READERS}")
+        if result.options.device < 0:
+            raise DeviceError(f"device: {result.options.device} is not the number of a GPU; they count from 0")
+        return result
 
     @abstractmethod
     def cards(self) -> Sequence[Card]:
@@ -295,9 +295,9 @@ class GpuPlatform(Platform):
         steps = self._temporaries(s) + tables + DRIVER_BYTES
         if not self.options.graphs:
             return steps
-        made = self._buckets(s.seqs, s.tokens, wide)
-        largest = max(b.tokens for b in made)
-        return steps + self._temporaries(replace(s, tokens=largest)) + tables + (len(made) + GRAPHS_BESIDE) * GRAPH_BYTES
+        result = self._buckets(s.seqs, s.tokens, wide)
+        largest = max(b.tokens for b in result)
+        return steps + self._temporaries(replace(s, tokens=largest)) + tables + (len(result) + GRAPHS_BESIDE) * GRAPH_BYTES
 
     def _temporaries(self, s: StepSizes) -> int:
         parts = s.seqs * s.heads * -(-s.max_len // SPAN) * (s.head_dim + 2) * 4

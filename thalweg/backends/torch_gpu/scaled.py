@@ -202,8 +202,8 @@ def kernels(arch: str, h: Helpers) -> tuple[Kernel, ...]:
     fits = part(_refusal, "float", E4M3, FLOAT_STEP, ("bfloat16",), no_floats)
 
     def float8(op: str, run: Callable[..., Any], supports: Refuse) -> Kernel:
-        made = part(run, floats, getattr(torch, native))
-        return Kernel(op, "torch-float8", made, supports, pack=taken, batch_invariant=arch in SHOWN)
+        result = part(run, floats, getattr(torch, native))
+        return Kernel(op, "torch-float8", result, supports, pack=taken, batch_invariant=arch in SHOWN)
 
     joined: tuple[Kernel, ...] = ()
     if h.refuse is not None:

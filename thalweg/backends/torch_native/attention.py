@@ -128,10 +128,10 @@ class TorchPagedAttention(AttentionBackend):
             plan["write"] = write_rows(batch, group, kv.shape[1] * size, size)
         flat = kv.view(-1, kv.shape[-2], kv.shape[-1])
         for new, at in ((k, 0), (v, size))[: _arrays(spec)]:
-            made = encode_kv(new, spec.kv_dtype)
-            if made.element_size() == 1:  # 8-bit floats have no index_copy
-                flat, made = flat.view(torch.uint8), made.view(torch.uint8)
-            flat.index_copy_(0, plan["write"] + at, made)
+            result = encode_kv(new, spec.kv_dtype)
+            if result.element_size() == 1:  # 8-bit floats have no index_copy
+                flat, result = flat.view(torch.uint8), result.view(torch.uint8)
+            flat.index_copy_(0, plan["write"] + at, result)
         key = f"work/{self.batch_invariant}/{spec.kind}/{spec.window}/{spec.heads // spec.kv_heads}/{spec.dtype}/{spec.reach}"
         if key not in plan:
             plan[key] = _work_list(batch, group, size, spec, self._padding)

@@ -94,11 +94,11 @@ class TorchEncoderAttention(AttentionBackend):
                     mask = _relative_scores(one, keys, spec, more)
                 else:
                     mask = _mask(q, (a, b), (low, high), spec, more)
-                made = F.scaled_dot_product_attention(
+                result = F.scaled_dot_product_attention(
                     one[None, :, a:b], keys[None, :, seen], values[None, :, seen], scale=spec.scale,
                     attn_mask=mask, enable_gqa=spec.heads != spec.kv_heads,
                 )  # fmt: skip
-                out[first + a : first + b] = made[0].transpose(0, 1)
+                out[first + a : first + b] = result[0].transpose(0, 1)
         return out
 
 

@@ -66,9 +66,9 @@ class TpuPlatform(Platform):
         self.root = root
 
     def with_options(self, options: Any) -> Self:
-        made = super().with_options(options)
-        check(made.options)
-        return made
+        result = super().with_options(options)
+        check(result.options)
+        return result
 
     def probe(self) -> Probe:
         """jax_platform cpu asks for no hardware, and is never chosen by itself."""
@@ -181,10 +181,10 @@ def _software() -> str:
     if missing:
         return f"not installed: {', '.join(missing)}: {INSTALL}"
     for name, (least, below) in WANTED.items():
-        said = _version(name)
-        if not least <= tuple(int(n) for n in re.findall(r"\d+", said)[:3]) < below:
+        version = _version(name)
+        if not least <= tuple(int(n) for n in re.findall(r"\d+", version)[:3]) < below:
             span = f"{'.'.join(map(str, least))} up to before {'.'.join(map(str, below))}"
-            return f"{name} {said} is installed, and this needs {span}: {INSTALL}"
+            return f"{name} {version} is installed, and this needs {span}: {INSTALL}"
     return ""
 
 

@@ -103,8 +103,8 @@ class _TiledAttention(AttentionBackend):
 
     def plan_on_device(self, batch: StepBatch, group: int, spec: AttnSpec) -> dict[str, Any]:
         run = in_jax(partial(_plan_tiles, queries=1 if batch.uniform == 1 else QUERIES))
-        made: dict[str, Any] = run(batch.token_seq, batch.query, batch.last_row, batch.slots)
-        return made
+        result: dict[str, Any] = run(batch.token_seq, batch.query, batch.last_row, batch.slots)
+        return result
 
     def attend(
         self, q: Any, k: Any, v: Any, kv: Any, batch: StepBatch, group: int, spec: AttnSpec, sinks: Any | None = None

@@ -23,8 +23,8 @@ def kernels(options: TpuOptions, on_host: bool) -> tuple[Kernel, ...]:
 
 
 def _experts(options: TpuOptions, on_host: bool) -> tuple[Kernel, ...]:
-    made = moe.kernels(on_host)
+    result = moe.kernels(on_host)
     if options.experts == "auto":
-        return () if on_host and options.attention != "pallas" else made
+        return () if on_host and options.attention != "pallas" else result
     name = {"pallas": "pallas-grouped", "jax": "jax-megablox", "xla": ""}[options.experts]
-    return tuple(k for k in made if k.name == name)
+    return tuple(k for k in result if k.name == name)

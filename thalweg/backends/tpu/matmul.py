@@ -23,10 +23,10 @@ LONGEST = 1 << 17
 
 def kernels(interpret: bool) -> tuple[Kernel, ...]:
     run = in_jax(partial(_linear, interpret=interpret))
-    made = Pack(pack)
+    result = Pack(pack)
     return (
-        Kernel("linear", "pallas-quantised", run, supports=partial(_supports, rounds=False), pack=made),
-        Kernel("linear", "pallas-rounded", run, supports=partial(_supports, rounds=True), pack=made),
+        Kernel("linear", "pallas-quantised", run, supports=partial(_supports, rounds=False), pack=result),
+        Kernel("linear", "pallas-rounded", run, supports=partial(_supports, rounds=True), pack=result),
     )
 
 

@@ -88,9 +88,9 @@ def _pack(w: QTensor) -> dict[str, jax.Array]:
         halves["scales"] = jnp.broadcast_to(halves["scales"], (w.shape[0], 1))
 
     def one(data: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        made = matmul.pack(QTensor(w.format, (out, fan_in), data))
-        wide = made["codes"].shape[1] - out
-        return {n: a if n == "codes" else jnp.pad(a, ((0, 0), (0, 0), (0, wide))) for n, a in made.items()}
+        result = matmul.pack(QTensor(w.format, (out, fan_in), data))
+        wide = result["codes"].shape[1] - out
+        return {n: a if n == "codes" else jnp.pad(a, ((0, 0), (0, 0), (0, wide))) for n, a in result.items()}
 
     return jax.vmap(one)({n: a.reshape(2 * count, out, -1) for n, a in halves.items()})
 
@@ -106,9 +106,9 @@ def _experts(
     rows = _spread(x, ids, there, owner.shape[0] * tile)
     chosen = grouped_matmul.activation(act)
     middle = grouped_matmul.gate_up_matmul(rows, gate_up, owner, used, act=chosen, group=group, interpret=interpret)
-    made = grouped_matmul.product(middle, down, owner, used, group=down_group, interpret=interpret)[there]
-    made = made.reshape(pairs, 2, -1)[..., : hidden // 2].reshape(pairs, hidden)
-    return _together(made, weights).astype(x.dtype)
+    result = grouped_matmul.product(middle, down, owner, used, group=down_group, interpret=interpret)[there]
+    result = result.reshape(pairs, 2, -1)[..., : hidden // 2].reshape(pairs, hidden)
+    return _together(result, weights).astype(x.dtype)
 
 
 def _adapted_experts(
@@ -121,8 +121,8 @@ def _adapted_experts(
 
     def multiply_by(weight: Mapping[str, jax.Array], group: int, outputs: int, rows: jax.Array) -> jax.Array:
         laid = jnp.zeros((owner.shape[0] * tile, rows.shape[1]), rows.dtype).at[there].set(rows, unique_indices=True)
-        made = grouped_matmul.product(laid, weight, owner, used, group=max(group, 0), interpret=interpret)[there]
-        return made.reshape(ids.size, 2, -1)[..., : outputs // 2].reshape(ids.size, outputs)
+        result = grouped_matmul.product(laid, weight, owner, used, group=max(group, 0), interpret=interpret)[there]
+        return result.reshape(ids.size, 2, -1)[..., : outputs // 2].reshape(ids.size, outputs)
 
     first = partial(multiply_by, gate_up, group, adapters[2].shape[3])
     second = partial(multiply_by, down, down_group, x.shape[1])
@@ -177,12 +177,12 @@ def _adapt(
     """`lora_experts`. first, second: the products with gate and up, and with down, of a row for each pair."""
     token = jnp.arange(ids.size, dtype=jnp.int32) // ids.shape[1]
     rows, slot, expert = x[token], slots[token], ids.reshape(-1)
-    made = _add_low_rank(first(rows), rows, slot, expert, gate_up_a, gate_up_b, ranks[..., :2])
-    gate, up = jnp.split(made, 2, -1)
+    result = _add_low_rank(first(rows), rows, slot, expert, gate_up_a, gate_up_b, ranks[..., :2])
+    gate, up = jnp.split(result, 2, -1)
     gate = grouped_matmul.activation(act)(gate.astype(jnp.float32)).astype(x.dtype)
     middle = (gate.astype(jnp.float32) * up.astype(jnp.float32)).astype(x.dtype)
-    made = _add_low_rank(second(middle), middle, slot, expert, down_a, down_b, ranks[..., 2:])
-    return _together(made, weights).astype(x.dtype)
+    result = _add_low_rank(second(middle), middle, slot, expert, down_a, down_b, ranks[..., 2:])
+    return _together(result, weights).astype(x.dtype)
 
 
 def _add_low_rank(
@@ -210,9 +210,9 @@ def _spread(x: jax.Array, ids: jax.Array, there: jax.Array, rows: int) -> jax.Ar
     return x[jnp.zeros(rows, jnp.int32).at[there].set(token, unique_indices=True)]
 
 
-def _together(made: jax.Array, weights: jax.Array) -> jax.Array:
+def _together(result: jax.Array, weights: jax.Array) -> jax.Array:
     """made [pairs, H], weights f32[T, k] -> f32[T, H], the weighted sum over each token's pairs."""
-    return (made.reshape(*weights.shape, -1).astype(jnp.float32) * weights[..., None]).sum(1)
+    return (result.reshape(*weights.shape, -1).astype(jnp.float32) * weights[..., None]).sum(1)
 
 
 def _route(

@@ -15,7 +15,7 @@ def hash_in_jax(ids: jax.Array, factors: jax.Array, rows: jax.Array, offsets: ja
     at once as keep it within 31."""
     step = next(n for n in (6, 3, 2, 1) if largest << n < 1 << 31)
     mask, heads = (1 << LIMB) - 1, rows.shape[0] // (ids.shape[1] - 1)
-    mixed, made = [jnp.zeros(ids.shape[0], jnp.int32)] * LIMBS, []
+    mixed, result = [jnp.zeros(ids.shape[0], jnp.int32)] * LIMBS, []
     for i in range(ids.shape[1]):
         carry = jnp.zeros(ids.shape[0], jnp.int32)
         for k in range(LIMBS):
@@ -27,8 +27,8 @@ def hash_in_jax(ids: jax.Array, factors: jax.Array, rows: jax.Array, offsets: ja
         for limb in reversed(mixed):
             for shift in range(LIMB - step, -1, -step):
                 rest = ((rest << step) + (limb[:, None] >> shift & (1 << step) - 1)) % most
-        made.append(rest)
-    return jnp.concatenate(made, 1) + offsets
+        result.append(rest)
+    return jnp.concatenate(result, 1) + offsets
 
 
 HASH = Kernel("hash_ngrams", "limbs", in_jax(hash_in_jax), batch_invariant=True)

@@ -40,12 +40,12 @@ def library(
     t = tiles(arch)
     attention = replace(t.attention, joined=joined_attention or t.attention.joined)
     t = replace(t, dependent=dependent_launch or t.dependent, attention=attention)
-    made = build_library(t if row_tiles else of_any_rows(t))
+    result = build_library(t if row_tiles else of_any_rows(t))
     if not scaled_codes:
-        return made
+        return result
     from thalweg.backends.triton_kernels.quantised import SCALED
 
-    return replace(made, kernels=tuple(sorted(made.kernels, key=lambda k: k.name != SCALED)))
+    return replace(result, kernels=tuple(sorted(result.kernels, key=lambda k: k.name != SCALED)))
 
 
 def build_library(t: TileSizes) -> TritonLibrary:

@@ -30,14 +30,14 @@ COMPILERS = {"cuda": "nvidia", "hip": "amd"}
 def target(arch: str) -> GPUTarget:
     """Triton's name of this architecture. ValueError where this Triton does not compile for it without the device."""
     if arch.startswith("sm_"):
-        made = GPUTarget("cuda", int(arch[3:]), 32)
+        result = GPUTarget("cuda", int(arch[3:]), 32)
     elif arch.startswith("gfx"):
-        made = GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+        result = GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
     else:
         raise ValueError(f"{arch}: its compiler asks the device itself, so nothing can be compiled where there is none")
-    if COMPILERS[made.backend] not in backends:
-        raise ValueError(f"{arch}: Triton {triton.__version__} is built without the compiler {COMPILERS[made.backend]!r}")
-    return made
+    if COMPILERS[result.backend] not in backends:
+        raise ValueError(f"{arch}: Triton {triton.__version__} is built without the compiler {COMPILERS[result.backend]!r}")
+    return result
 
 
 class CompileOnlyDriver(DriverBase):  # type: ignore[misc]
@@ -90,9 +90,9 @@ class CompileOnlyDriver(DriverBase):  # type: ignore[misc]
 
 def install(arch: str) -> CompileOnlyDriver:
     """Triton's driver in this process, from now on: a device of this architecture."""
-    made = CompileOnlyDriver(target(arch), tiles(arch).shared)
-    driver.set_active(made)
-    return made
+    result = CompileOnlyDriver(target(arch), tiles(arch).shared)
+    driver.set_active(result)
+    return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,8 +177,8 @@ def _gate(
     at = r[:, None] * stride + c[None, :]
     gate = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
     up = tl.load(x + at + width, mask=ok, other=0.0).to(tl.float32)
-    made = apply_gate(gate, up, out.dtype.element_ty, ACT, LIMIT, UP_LIMIT)
-    tl.store(out + r[:, None] * width + c[None, :], made, mask=ok)
+    result = apply_gate(gate, up, out.dtype.element_ty, ACT, LIMIT, UP_LIMIT)
+    tl.store(out + r[:, None] * width + c[None, :], result, mask=ok)
 
 
 def _places(x: Tensor) -> tuple[Tensor, int, int, int]:

@@ -121,7 +121,7 @@ def sums(
     scaled: tl.constexpr = KIND == "scaled4"
     apart: tl.constexpr = GROUP > 0 and not alone and not scaled
     powers: tl.constexpr = apart and scales.dtype.element_ty == tl.int32
-    made: tl.constexpr = tl.float32 if alone else kind
+    result: tl.constexpr = tl.float32 if alone else kind
     acc = tl.zeros([N, M], tl.float32)
     part = tl.zeros([N, M], tl.float32)
     zero = tl.full([N], 8 if (KIND == "int4" or scaled) and ZEROS != "mins" else 0, tl.int32)
@@ -146,11 +146,11 @@ def sums(
                     factor = tl.load(scales + at // GROUP * cols + j, mask=there, other=0.0)
                 a = load_inputs(x, rows_at, at, width, rows_ok, quarter, EVEN, kind, False, "")
                 if scaled:
-                    b = codes.of_scaled(word, zero, factor, made, q, PAIRED, N, quarter)
+                    b = codes.of_scaled(word, zero, factor, result, q, PAIRED, N, quarter)
                 elif KIND == "table4":
                     b = tl.load(zeros + ((word >> (4 * q)) & 15))
                 else:
-                    b = codes.of_four(word, zero, made, q, KIND, PAIRED, N, quarter)
+                    b = codes.of_four(word, zero, result, q, KIND, PAIRED, N, quarter)
                 b = apply_scales(b, scales, zeros, j, at, width, cols, cols_ok, kind, KIND, GROUP, ZEROS, N, quarter, NATIVE)
                 if apart:
                     if q * quarter % GROUP == 0:

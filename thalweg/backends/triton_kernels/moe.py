@@ -138,8 +138,8 @@ def up(
             high.to(kind).to(tl.float32), pair, ok, e, c, c_ok, ffn, 2 * ffn, low, low_row, b, slots, ranks, rank, k, E, 1, 1,
             HELD, M, N,
         )  # fmt: skip
-    made = apply_gate(gate, high, kind, ACT, LIMIT, UP_LIMIT)
-    tl.store(out + pair[:, None].to(tl.int64) * ffn + c[None, :], made, mask=ok[:, None] & c_ok[None, :])
+    result = apply_gate(gate, high, kind, ACT, LIMIT, UP_LIMIT)
+    tl.store(out + pair[:, None].to(tl.int64) * ffn + c[None, :], result, mask=ok[:, None] & c_ok[None, :])
 
 
 @triton.jit
@@ -311,9 +311,9 @@ KINDS = {
 
 def _pack_mixed(tiles: TileSizes, w: QTensor) -> dict[str, Tensor]:
     """As `_pack`, with the codes under the name of their kind."""
-    made = _pack(tiles, w)
+    result = _pack(tiles, w)
     kind = next(k for k in KINDS.values() if _unfit(k, w.format, DTYPES[0]) is None)
-    return {kind: made.pop("codes")} | made
+    return {kind: result.pop("codes")} | result
 
 
 def _unfit(kind: str, w: WeightFormat, dtype: str) -> str | None:

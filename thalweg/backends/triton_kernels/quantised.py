@@ -218,13 +218,13 @@ def multiply(
         return out
     scales = weight["scales"]
     zeros, static = shifts(kind, group, weight)
-    made = tile_kind(tiles, kind, act)
-    operand = operands(tiles, made, act, group)
-    t = choose_tile(tiles, operand, cols, width, rows, exact, dtype, fours.is_chain(made, **static))
+    result = tile_kind(tiles, kind, act)
+    operand = operands(tiles, result, act, group)
+    t = choose_tile(tiles, operand, cols, width, rows, exact, dtype, fours.is_chain(result, **static))
     length = tiles.product.slice_of(operand, cols, width)
-    k = inputs_of(made, static["GROUP"], t.inner, dtype)
-    unroll = steps_of(made, t, k)
-    if made == "raw8":  # loaded as they are, the matrix unit reads them where they arrive
+    k = inputs_of(result, static["GROUP"], t.inner, dtype)
+    unroll = steps_of(result, t, k)
+    if result == "raw8":  # loaded as they are, the matrix unit reads them where they arrive
         flat, packed = (t.view(getattr(torch, tiles.float8)) for t in (flat, packed))
     down, across, parts, done = triton.cdiv(rows, t.rows), triton.cdiv(cols, t.cols), scales, scales
     slices = 1
@@ -234,7 +234,7 @@ def multiply(
         parts = torch.empty(slices * across * t.rows * t.cols, dtype=torch.float32, device=flat.device)
     product[(down, across, slices)](
         flat, x_scales, packed, scales, zeros, scales if bias is None else bias, out, parts, done, rows, width, cols,
-        flat.stride(0), packed.stride(0), KIND=made, **static,
+        flat.stride(0), packed.stride(0), KIND=result, **static,
         CODES=act == "float8_e4m3fn", EVEN=width % (k * unroll) == 0, INTEGER=act == "int8", SCALED=bool(act),
         BIAS=bias is not None, NATIVE=tiles.float8, PAIRED=tiles.paired, PRECISION="ieee", SLICE=length, SHARED=shared,
         M=t.rows, N=t.cols, K=k, STAGES=t.stages, UNROLL=unroll, num_warps=t.warps, num_stages=t.stages,
@@ -256,9 +256,9 @@ def choose_tile(
     return ProductTile(m, n, p.inner, p.warps, p.stages)
 
 
-def steps_of(made: str, t: ProductTile, k: int) -> int:
+def steps_of(result: str, t: ProductTile, k: int) -> int:
     """Steps of K in one iteration."""
-    return max(1, t.inner // k) if fours.is_four(made) else t.unroll
+    return max(1, t.inner // k) if fours.is_four(result) else t.unroll
 
 
 def shifts(kind: str, group: int, weight: dict[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
@@ -290,12 +290,12 @@ def tile_sizes(tiles: TileSizes, cols: int, rows: int, exact: bool, dtype: torch
     return m, n
 
 
-def operands(tiles: TileSizes, made: str, act: str, group: int) -> str:
+def operands(tiles: TileSizes, result: str, act: str, group: int) -> str:
     """Which tiles of a product serve codes of `tile_kind` made, with inputs rounded to `act`."""
-    if made == "scaled4":
+    if result == "scaled4":
         return "scaled"
-    if fours.is_four(made):
-        return "grouped" if made == "int4" and 0 < group <= fours.SHORT else "four"
+    if fours.is_four(result):
+        return "grouped" if result == "int4" and 0 < group <= fours.SHORT else "four"
     if act == "int8":
         return "int8"
     return "float8" if act and tiles.float8 else "codes"
@@ -316,36 +316,39 @@ def pack(tiles: TileSizes, w: QTensor) -> dict[str, Tensor]:
     codes, fnuz = w.data["codes"], tiles.float8 == "float8_e4m3fnuz"
     if w.format.scale_dtype:
         groups = w.data["scales"].t().contiguous().view(torch.uint8)
-        made = {"scales": w.data["scale"].t() * (2 if fnuz else 1), "groups": without_negative_zero(groups) if fnuz else groups}
+        result = {
+            "scales": w.data["scale"].t() * (2 if fnuz else 1),
+            "groups": without_negative_zero(groups) if fnuz else groups,
+        }
     else:
-        made = {"scales": w.data["scales"].to(torch.float32).t().contiguous()}
+        result = {"scales": w.data["scales"].to(torch.float32).t().contiguous()}
     if "zeros" in w.data and not 0 < w.format.group < (
         fours.LEAST if w.format.bits == 4 else SUMMED
     ):  # one load of a tile's copies 4 bytes or more
-        made["zeros"] = w.data["zeros"].t().to(torch.int32).contiguous()
+        result["zeros"] = w.data["zeros"].t().to(torch.int32).contiguous()
     elif "zeros" in w.data:
-        made["mins"] = made["scales"] * w.data["zeros"].t()
+        result["mins"] = result["scales"] * w.data["zeros"].t()
     if "mins" in w.data:
-        made["mins"] = w.data["mins"].to(torch.float32).t().contiguous()
+        result["mins"] = w.data["mins"].to(torch.float32).t().contiguous()
     if "levels" in w.data:
-        made["levels"] = w.data["levels"].to(torch.float32).reshape(-1).contiguous()
+        result["levels"] = w.data["levels"].to(torch.float32).reshape(-1).contiguous()
     if w.format.kind == "float" and codes.dtype != torch.float8_e4m3fn:
         raise ValueError(f"weight {w.format} of shape {w.shape}: runs codes of float8_e4m3fn, not {codes.dtype}")
     if w.format.bits != 4:
         codes = codes.contiguous().view(torch.uint8 if w.format.kind == "float" else codes.dtype)
         if w.format.kind == "float" and fnuz:
-            codes, made["scales"] = without_negative_zero(codes), made["scales"] * 2
-        return made | {"codes": codes}
+            codes, result["scales"] = without_negative_zero(codes), result["scales"] * 2
+        return result | {"codes": codes}
     if w.format.kind == "float":
         levels = torch.tensor(E2M1, device=codes.device)
-        powers = to_e8m0(made["scales"]) if w.format.group == fours.LEAST else None
-        made["scales"] = made["scales"] if powers is None else powers
+        powers = to_e8m0(result["scales"]) if w.format.group == fours.LEAST else None
+        result["scales"] = result["scales"] if powers is None else powers
         values = codes.to(torch.float32)
         nibbles = torch.bucketize(values.abs(), levels) + 8 * torch.signbit(values)
     else:
         nibbles = codes.to(torch.int16) + (8 if w.format.kind == "int" and w.format.symmetric else 0)
-    made["done"] = torch.zeros(-(-codes.shape[0] // LEAST_COLS), dtype=torch.int32, device=codes.device)
-    return made | {"codes": _words(nibbles, fours.chunk(w.format.group))}
+    result["done"] = torch.zeros(-(-codes.shape[0] // LEAST_COLS), dtype=torch.int32, device=codes.device)
+    return result | {"codes": _words(nibbles, fours.chunk(w.format.group))}
 
 
 def _words(nibbles: Tensor, chunk: int) -> Tensor:

@@ -26,10 +26,10 @@ def _code(x, scale, INTEGER: tl.constexpr, NATIVE: tl.constexpr):
     """Numbers in float32 as codes of this scale, as `hal.ops.quantise.quantise_rows` rounds them."""
     code = tl.div_rn(x, scale)
     if INTEGER:
-        made = tl.minimum(tl.maximum(codes.nearest(code), -127.0), 127.0).to(tl.int8)
+        result = tl.minimum(tl.maximum(codes.nearest(code), -127.0), 127.0).to(tl.int8)
     else:
-        made = codes.to_e4m3(code, NATIVE)
-    return made
+        result = codes.to_e4m3(code, NATIVE)
+    return result
 
 
 @triton.jit
@@ -110,8 +110,8 @@ def _norm_round(
     normed = normalize(wide, weight, c, width, eps, offset, x.dtype.element_ty, OFFSET).to(tl.float32)
     scale = _scale_of(tl.max(tl.abs(normed), 1), INTEGER)
     tl.store(scales + r, _double_fnuz(scale, INTEGER, NATIVE), mask=r < rows)
-    made = _code(normed, tl.broadcast_to(scale[:, None], [ROWS, BLOCK]), INTEGER, NATIVE)
-    tl.store(out + put, made, mask=ok)
+    result = _code(normed, tl.broadcast_to(scale[:, None], [ROWS, BLOCK]), INTEGER, NATIVE)
+    tl.store(out + put, result, mask=ok)
 
 
 def _allocate(x: Tensor, rows: int, width: int, act: str) -> tuple[Tensor, Tensor]:

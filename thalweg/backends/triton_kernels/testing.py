@@ -60,8 +60,8 @@ class InterpretPlatform(Platform):
         _repair()
         t = tiles("interpret")
         attention = replace(t.attention, joined=self.options.joined)
-        made = build_library(replace(t, float8=self.options.float8, attention=attention))
-        return EagerDevice(self.describe(), made.kernels, made.attention)
+        result = build_library(replace(t, float8=self.options.float8, attention=attention))
+        return EagerDevice(self.describe(), result.kernels, result.attention)
 
 
 def _product(a: Any, b: Any) -> Any:

@@ -337,17 +337,19 @@ def _bounds(
     most, sums, best, best_id = floats(seqs, chunks), floats(seqs, chunks), floats(seqs, chunks), integers(seqs, chunks)
     groups, facts, counts, listed = floats(seqs, parts), floats(seqs, 2), integers(seqs, 2), integers(seqs, t.listed)
     tokens, largest, bounds = integers(seqs), floats(seqs), integers(seqs, 3)
-    asked: tuple[Any, ...] = (temperature, top_k, top_p, min_p)
+    requested: tuple[Any, ...] = (temperature, top_k, top_p, min_p)
     _survey[(seqs, chunks)](
-        logits, *asked, seed, position, most, sums, best, best_id, groups, logits.stride(0), vocab, chunks, parts, DRAWS=draws,
+        logits, *requested, seed, position, most, sums, best, best_id, groups, logits.stride(0), vocab, chunks, parts,
+        DRAWS=draws,
         BLOCK=t.chunk, GROUP=t.group, num_warps=t.warps,
     )  # fmt: skip
     _choose[(seqs,)](
-        *asked, most, sums, best, best_id, groups, tokens, largest, facts, counts, listed, vocab, chunks, parts, DRAWS=draws,
+        *requested, most, sums, best, best_id, groups, tokens, largest, facts, counts, listed, vocab, chunks, parts,
+        DRAWS=draws,
         CHUNKS=triton.next_power_of_2(chunks), PARTS=triton.next_power_of_2(parts), LISTED=t.listed, num_warps=t.held_warps,
     )  # fmt: skip
     _settle[(seqs,)](
-        logits, *asked, seed, position, facts, counts, listed, tokens, bounds, logits.stride(0), vocab, DRAWS=draws,
+        logits, *requested, seed, position, facts, counts, listed, tokens, bounds, logits.stride(0), vocab, DRAWS=draws,
         LISTED=t.listed, GROUP=t.group, BLOCK=t.block, BITS=t.bits, num_warps=t.held_warps,
     )  # fmt: skip
     return tokens, largest, facts, bounds

@@ -33,12 +33,12 @@ class XpuPlatform(GpuPlatform):
     """Below a discrete card of another vendor: many processors include one of these."""
 
     def cards(self) -> Sequence[Card]:
-        made = []
+        result = []
         for path in found(NODES, self._root):
             address = path.rsplit("/", 1)[1]
             name, arch, gib = CARDS.get(pci_id(address, self._root), (self.hardware, "", 0))
-            made.append(Card(name, arch, gib * GIB, address))
-        return made
+            result.append(Card(name, arch, gib * GIB, address))
+        return result
 
     def unseen(self) -> str:
         bus = pci_devices_of(VENDOR, ("0x0300", "0x0380"), self._root)

@@ -36,19 +36,19 @@ def _find_file(path: Path) -> Path | None:
 def _read(path: Path) -> dict[str, Update]:
     path = _find_file(path) or path
     files = GGUFFiles(path)
-    said = files.metadata
-    if said.get("general.type") != "adapter" or said.get("adapter.type") != "lora":
+    metadata = files.metadata
+    if metadata.get("general.type") != "adapter" or metadata.get("adapter.type") != "lora":
         raise CheckpointError(f"{path}: general.type and adapter.type are not adapter and lora: it is no adapter")
-    if "adapter.alora.invocation_tokens" in said:
+    if "adapter.alora.invocation_tokens" in metadata:
         raise UnsupportedModelError(
             f"{path}: adapter.alora.invocation_tokens: it acts from certain tokens on (aLoRA), which is not served; train a "
             "plain LoRA adapter"
         )
-    kind = str(said.get("general.architecture"))
+    kind = str(metadata.get("general.architecture"))
     architecture = TABLE.get(kind)
     if architecture is None:
         raise UnsupportedModelError(f"{path}: general.architecture: {kind!r:.80} is not read; {CONVERT}")
-    alpha = said.get("adapter.lora.alpha")
+    alpha = metadata.get("adapter.lora.alpha")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
         raise CheckpointError(f"{path}: adapter.lora.alpha: must be a finite number, not {alpha!r:.80}")
     pairs: dict[tuple[str, bool], dict[str, np.ndarray]] = {}

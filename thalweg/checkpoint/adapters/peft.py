@@ -56,8 +56,8 @@ def _holds(path: Path) -> bool:
 
 def _read(path: Path) -> dict[str, Update]:
     config = path / CONFIG
-    said = read_object(config)
-    _check(config, said)
+    settings = read_object(config)
+    _check(config, settings)
     if not (path / WEIGHTS).is_file():
         if (path / PICKLE).is_file():
             raise CheckpointError(
@@ -70,42 +70,46 @@ def _read(path: Path) -> dict[str, Update]:
         raise CheckpointError(f"{path / WEIGHTS}: {min(alone)[:200]}: has a base_layer and no lora_A")
     updates: dict[str, Update] = {}
     for module, arrays in found.modules.items():
-        if _is_stacked(said, module):
-            updates[module] = _stack(path, said, module, arrays)
+        if _is_stacked(settings, module):
+            updates[module] = _stack(path, settings, module, arrays)
         else:
-            updates[f"{module}.weight"] = _module(path, said, module, arrays, found.copies.get(module))
+            updates[f"{module}.weight"] = _module(path, settings, module, arrays, found.copies.get(module))
     return updates | {name: Replaced(values) for name, values in found.replaced.items()}
 
 
 def _sort(file: Path, tensors: Mapping[str, Callable[[], np.ndarray]]) -> _Tensors:
     """CheckpointError for a tensor given twice, UnsupportedModelError for one of no known use."""
-    made = _Tensors()
+    result = _Tensors()
     for stored, read in tensors.items():
         name = stored.removeprefix(PREFIX)
         part = TENSOR.fullmatch(name)
         known = None if part is None else FIELDS.get((part["part"], part["leaf"]))
         if part is not None and known is not None:
-            of = made.modules.setdefault(part["module"], {})
+            of = result.modules.setdefault(part["module"], {})
             if known in of:
                 raise CheckpointError(f"{file}: {stored[:200]}: the module has two lora_{known}")
             of[known] = read()
         elif part is None and name.endswith(f"{BASE}.weight"):
-            made.copies[name.removesuffix(f"{BASE}.weight")] = read
+            result.copies[name.removesuffix(f"{BASE}.weight")] = read
         elif part is None and name.endswith((".bias", ".weight")) and "lora_" not in name:
             leaf = name.rpartition(".")[2]
             plain = f"{name.removesuffix(f'.{leaf}').removesuffix(BASE)}.{leaf}"
-            if plain in made.replaced:
+            if plain in result.replaced:
                 raise CheckpointError(f"{file}: {stored[:200]}: the module has two of this tensor")
-            made.replaced[plain] = read()
+            result.replaced[plain] = read()
         else:
             raise UnsupportedModelError(
                 f"{file}: {stored[:200]}: no lora_A, lora_B, magnitude or bias, and others are not served; {MERGE}"
             )
-    return made
+    return result
 
 
 def _module(
-    path: Path, said: Mapping[str, Any], module: str, arrays: Mapping[str, np.ndarray], base: Callable[[], np.ndarray] | None
+    path: Path,
+    settings: Mapping[str, Any],
+    module: str,
+    arrays: Mapping[str, np.ndarray],
+    base: Callable[[], np.ndarray] | None,
 ) -> LowRank:
     if "table A" in arrays and "table B" in arrays:  # of an embedding [vocab, hidden], so the other way round
         turned = {"A": arrays["table B"].T, "B": arrays["table A"].T}
@@ -113,41 +117,45 @@ def _module(
     for one in ("A", "B"):
         if one not in arrays:
             raise CheckpointError(f"{path / WEIGHTS}: {module[:200]}: has {', '.join(sorted(arrays))} and no lora_{one}")
-    if bool(said.get("use_dora")) != ("magnitude" in arrays):
-        has = "no lora_magnitude_vector, and use_dora" if said.get("use_dora") else "a lora_magnitude_vector, and not use_dora"
+    if bool(settings.get("use_dora")) != ("magnitude" in arrays):
+        has = (
+            "no lora_magnitude_vector, and use_dora"
+            if settings.get("use_dora")
+            else "a lora_magnitude_vector, and not use_dora"
+        )
         raise CheckpointError(f"{path / WEIGHTS}: {module[:200]}: has {has} in {CONFIG}: the file is not whole")
-    rank = _of_module(said.get("rank_pattern"), module, said["r"])
+    rank = _of_module(settings.get("rank_pattern"), module, settings["r"])
     if len(arrays["A"]) != rank:
         raise CheckpointError(
             f"{path / WEIGHTS}: {module[:200]}: rank {len(arrays['A'])}, and {CONFIG} says {rank} (r, rank_pattern)"
         )
-    alpha = _of_module(said.get("alpha_pattern"), module, said["lora_alpha"])
-    scale = alpha / (rank**0.5 if said.get("use_rslora") else rank)
+    alpha = _of_module(settings.get("alpha_pattern"), module, settings["lora_alpha"])
+    scale = alpha / (rank**0.5 if settings.get("use_rslora") else rank)
     return LowRank(arrays["A"], arrays["B"], scale, arrays.get("magnitude"), arrays.get("bias"), base)
 
 
-def _is_stacked(said: Mapping[str, Any], module: str) -> bool:
+def _is_stacked(settings: Mapping[str, Any], module: str) -> bool:
     """Is it of a parameter with a matrix for each expert? peft names the module that holds it, with `.base_layer` for each
     further parameter of that module."""
-    holders = {str(p).rpartition(".")[0] for p in said.get("target_parameters") or ()}
+    holders = {str(p).rpartition(".")[0] for p in settings.get("target_parameters") or ()}
     plain = module
     while plain.endswith(BASE):
         plain = plain.removesuffix(BASE)
     return any(plain == holder or plain.endswith(f".{holder}") for holder in holders)
 
 
-def _stack(path: Path, said: Mapping[str, Any], module: str, arrays: Mapping[str, np.ndarray]) -> StackedLowRank:
+def _stack(path: Path, settings: Mapping[str, Any], module: str, arrays: Mapping[str, np.ndarray]) -> StackedLowRank:
     """A has the expert as its outer dimension [experts * rank, inputs], B as its inner one [outputs, rank * experts]."""
     if arrays.keys() != {"A", "B"}:
         raise CheckpointError(f"{path / WEIGHTS}: {module[:200]}: has {', '.join(sorted(arrays))}, not lora_A and lora_B only")
-    a, b, rank = arrays["A"], arrays["B"], said["r"]
+    a, b, rank = arrays["A"], arrays["B"], settings["r"]
     if a.ndim != 2 or b.ndim != 2 or len(a) % rank or b.shape[1] != len(a):
         raise CheckpointError(
             f"{path / WEIGHTS}: {module[:200]}: A of shape {list(a.shape)} and B of shape {list(b.shape)} do not hold "
             f"{rank} rows for each expert (r)"
         )
     experts = len(a) // rank
-    scale = said["lora_alpha"] / (rank**0.5 if said.get("use_rslora") else rank)
+    scale = settings["lora_alpha"] / (rank**0.5 if settings.get("use_rslora") else rank)
     return StackedLowRank(a.reshape(experts, rank, -1), b.reshape(len(b), rank, experts).transpose(2, 0, 1), scale)
 
 
@@ -160,19 +168,19 @@ def _of_module(patterns: Mapping[str, Any] | None, module: str, default: Any) ->
     return default
 
 
-def _check(file: Path, said: Mapping[str, Any]) -> None:
+def _check(file: Path, settings: Mapping[str, Any]) -> None:
     """CheckpointError for values of a wrong type, UnsupportedModelError for variants that are not served."""
-    check_kind(file, said)
-    if (bias := said.get("bias", "none")) not in BIASES:
+    check_kind(file, settings)
+    if (bias := settings.get("bias", "none")) not in BIASES:
         raise CheckpointError(f"{file}: bias: {bias!r:.80} is not one of {', '.join(BIASES)}")
-    if said.get("use_dora") and said.get("lora_bias"):
+    if settings.get("use_dora") and settings.get("lora_bias"):
         raise CheckpointError(f"{file}: lora_bias: peft has no DoRA with it; leave one of the two out")
-    if not _is_rank(said.get("r")):
-        raise CheckpointError(f"{file}: r: must be a whole number of at least 1, not {said.get('r')!r:.80}")
-    if not _is_number(said.get("lora_alpha")):
-        raise CheckpointError(f"{file}: lora_alpha: must be a finite number, not {said.get('lora_alpha')!r:.80}")
+    if not _is_rank(settings.get("r")):
+        raise CheckpointError(f"{file}: r: must be a whole number of at least 1, not {settings.get('r')!r:.80}")
+    if not _is_number(settings.get("lora_alpha")):
+        raise CheckpointError(f"{file}: lora_alpha: must be a finite number, not {settings.get('lora_alpha')!r:.80}")
     for key, right in (("rank_pattern", _is_rank), ("alpha_pattern", _is_number)):
-        patterns = said.get(key) or {}
+        patterns = settings.get(key) or {}
         if not isinstance(patterns, Mapping) or not all(right(v) for v in patterns.values()):
             raise CheckpointError(f"{file}: {key}: must map names of modules to numbers")
         if odd := next((p for p in patterns if not LITERAL.fullmatch(p)), None):

@@ -50,19 +50,19 @@ USES = ("use_rslora", "use_dora")
 """Fields use_* that are served."""
 
 
-def check_kind(file: Path, said: Mapping[str, Any]) -> None:
+def check_kind(file: Path, settings: Mapping[str, Any]) -> None:
     """UnsupportedModelError names the field of a variant that is not served, the reason and the remedy."""
-    if (kind := said.get("peft_type", "LORA")) != "LORA":
+    if (kind := settings.get("peft_type", "LORA")) != "LORA":
         why = f": {TYPES[kind]}" if isinstance(kind, str) and kind in TYPES else ""
         raise UnsupportedModelError(f"{file}: peft_type: {kind!r:.80} is not served, LORA only{why}; {MERGE}")
     for key, (why, remedy) in FIELDS.items():
-        if said.get(key):
+        if settings.get(key):
             raise UnsupportedModelError(f"{file}: {key}: {why}, which is not served; {remedy}")
-    init = said.get("init_lora_weights", True)
+    init = settings.get("init_lora_weights", True)
     if init not in INITS:
         why, remedy = CHANGED.get(str(init).partition("_")[0], ("", CONVERT))
         raise UnsupportedModelError(
             f"{file}: init_lora_weights: {init!r:.80} changes the base model too{why and f': {why}'}; {remedy}"
         )
-    if unknown := next((k for k, v in said.items() if k.startswith("use_") and v and k not in USES), None):
+    if unknown := next((k for k, v in settings.items() if k.startswith("use_") and v and k not in USES), None):
         raise UnsupportedModelError(f"{file}: {unknown[:80]}: unknown to this version; {MERGE}")

@@ -27,13 +27,13 @@ def describe_task(path: Path, config: Mapping[str, Any], read: Callable[[Path], 
     folder = path / FOLDER / task
     if not folder.is_dir():
         return None
-    said = read(folder / FILE)
-    if not isinstance(said, Mapping):
+    content = read(folder / FILE)
+    if not isinstance(content, Mapping):
         raise CheckpointError(f"{folder / FILE}: must hold a JSON object")
     for key, plain in PLAIN.items():
-        if (value := said.get(key, plain)) != plain and value:
+        if (value := content.get(key, plain)) != plain and value:
             raise UnsupportedModelError(f"{folder / FILE}: {key}: {value!r:.80}: this version supports only plain LoRA")
-    rank, alpha = said.get("r"), said.get("lora_alpha")
+    rank, alpha = content.get("r"), content.get("lora_alpha")
     if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float) or isinstance(alpha, bool):
         raise CheckpointError(f"{folder / FILE}: r, lora_alpha: must be numbers, the first an integer from 1")
-    return {"folder": f"{FOLDER}/{task}", "scale": alpha / (rank**0.5 if said.get("use_rslora") else rank)}
+    return {"folder": f"{FOLDER}/{task}", "scale": alpha / (rank**0.5 if content.get("use_rslora") else rank)}

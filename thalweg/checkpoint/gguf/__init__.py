@@ -32,9 +32,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
     from thalweg.checkpoint.gguf.translate import translate
     from thalweg.checkpoint.gguf.vocabulary import ends
 
-    made = translate(path)
-    config = copy.deepcopy(dict(made.config))
-    config["eos_token_id"] = list(ends(made.files))
+    result = translate(path)
+    config = copy.deepcopy(dict(result.config))
+    config["eos_token_id"] = list(ends(result.files))
     return config
 
 

@@ -50,22 +50,22 @@ def decode_blocks(kind: Type, raw: np.ndarray) -> Codes:
     step = max(1, CHUNK // kind.bytes)
     with np.errstate(invalid="ignore"):  # scales may be NaN
         for i in range(0, len(blocks), step):
-            made = layout.decode(blocks[i : i + step])
-            codes[i : i + step], scales[i : i + step] = made.codes, made.scales
+            result = layout.decode(blocks[i : i + step])
+            codes[i : i + step], scales[i : i + step] = result.codes, result.scales
             if mins is not None:
-                mins[i : i + step] = made.mins
+                mins[i : i + step] = result.mins
     rows = len(raw)
     return Codes(codes.reshape(rows, -1), scales.reshape(rows, -1), None if mins is None else mins.reshape(rows, -1))
 
 
 def dense(kind: Type, raw: np.ndarray) -> np.ndarray:
     """Decodes whole rows to float32 [rows, values]."""
-    made, group = decode_blocks(kind, raw), LAYOUTS[kind.name].group
-    values = made.codes.reshape(len(raw), -1, group).astype(np.float32)
+    result, group = decode_blocks(kind, raw), LAYOUTS[kind.name].group
+    values = result.codes.reshape(len(raw), -1, group).astype(np.float32)
     with np.errstate(invalid="ignore"):
-        values *= made.scales[..., None]
-        if made.mins is not None:
-            values -= made.mins[..., None]
+        values *= result.scales[..., None]
+        if result.mins is not None:
+            values -= result.mins[..., None]
     flat: np.ndarray = values.reshape(len(raw), -1)
     return flat
 
@@ -143,8 +143,8 @@ def _tq1_0(b: np.ndarray) -> Codes:
         shifted = part.reshape(len(part), -1, 1, run) * powers
         return (shifted.astype(np.uint16) * 3 >> 8).reshape(len(part), -1)
 
-    made = np.concatenate([digits(b[:, :32], 32, 5), digits(b[:, 32:48], 16, 5), digits(b[:, 48:52], 4, 4)], 1)
-    return Codes(made.astype(np.int8) - np.int8(1), _half(b, 52))
+    result = np.concatenate([digits(b[:, :32], 32, 5), digits(b[:, 32:48], 16, 5), digits(b[:, 48:52], 4, 4)], 1)
+    return Codes(result.astype(np.int8) - np.int8(1), _half(b, 52))
 
 
 def _tq2_0(b: np.ndarray) -> Codes:
@@ -231,8 +231,8 @@ def _nvfp4(b: np.ndarray) -> Codes:
 
 
 def _quarter(d: np.ndarray, scales: np.ndarray, share: float = 0.25) -> np.ndarray:
-    made: np.ndarray = d * (np.float32(0.5) + scales.astype(np.float32)) * np.float32(share)
-    return made
+    result: np.ndarray = d * (np.float32(0.5) + scales.astype(np.float32)) * np.float32(share)
+    return result
 
 
 def _nibbles(x: np.ndarray) -> np.ndarray:
@@ -240,21 +240,21 @@ def _nibbles(x: np.ndarray) -> np.ndarray:
 
 
 def _apply_signs(points: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    made: np.ndarray = points.reshape(len(points), -1) * sign.reshape(len(points), -1)
-    return made
+    result: np.ndarray = points.reshape(len(points), -1) * sign.reshape(len(points), -1)
+    return result
 
 
 def _stored_signs(x: np.ndarray) -> np.ndarray:
     """One bit per value: 1 is minus."""
-    made: np.ndarray = np.int8(1) - np.int8(2) * _bits(x, 1).reshape(len(x), -1).view(np.int8)
-    return made
+    result: np.ndarray = np.int8(1) - np.int8(2) * _bits(x, 1).reshape(len(x), -1).view(np.int8)
+    return result
 
 
 def _packed_signs(words: np.ndarray) -> np.ndarray:
     """Signs from four 7-bit fields of each 32-bit word."""
     index = words[..., None] >> np.array([0, 7, 14, 21], np.uint32) & 127
-    made: np.ndarray = signs()[index].reshape(len(words), -1)
-    return made
+    result: np.ndarray = signs()[index].reshape(len(words), -1)
+    return result
 
 
 def _iq2_xxs(b: np.ndarray) -> Codes:

@@ -31,10 +31,10 @@ class GGUFFiles:
                 if name in self._home:
                     raise CheckpointError(f"{header.path}: tensor {name!r} is in {self._home[name].path.name} too")
                 self._home[name] = header
-        said = self.metadata.get("split.tensors.count")
-        if said is not None and said != len(self._home):
+        count = self.metadata.get("split.tensors.count")
+        if count is not None and count != len(self._home):
             have = f"{len(self.headers)} files hold {len(self._home)}"
-            raise CheckpointError(f"{path}: split.tensors.count says {said} tensors, its {have}")
+            raise CheckpointError(f"{path}: split.tensors.count says {count} tensors, its {have}")
         self.tensors: Mapping[str, GGUFTensor] = {name: h.tensors[name] for name, h in self._home.items()}
 
     def file(self, name: str) -> Path:

@@ -21,8 +21,8 @@ class GGUFCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        made = translate(path)
-        self._files, self._pieces = made.files, made.pieces
+        result = translate(path)
+        self._files, self._pieces = result.files, result.pieces
         decoded = [n for n, p in self._pieces.items() if len(p.shape) > 1 and not p.coded and not self._type(n).dense]
         if decoded:
             kinds = ", ".join(sorted({self._type(n).name for n in decoded}))

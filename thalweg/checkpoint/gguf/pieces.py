@@ -114,8 +114,8 @@ def read(files: GGUFFiles, piece: GGUFPiece, rows: slice | None) -> np.ndarray:
     kind = files.tensors[piece.source].type
     if piece.parts:
         same = alike(files, piece)
-        made = [(read(files, p, None), files.tensors[p.source].type) for p in piece.parts]
-        return np.concatenate([raw if same else _wide(raw, kind) for raw, kind in made])[rows or slice(None)]
+        result = [(read(files, p, None), files.tensors[p.source].type) for p in piece.parts]
+        return np.concatenate([raw if same else _wide(raw, kind) for raw, kind in result])[rows or slice(None)]
     raw: np.ndarray = files.read(piece.source)
     if piece.by_head:
         return _merge_heads(raw, piece, kind)[rows or slice(None)]
@@ -143,8 +143,8 @@ def _some(raw: np.ndarray, piece: GGUFPiece, rows: slice | None) -> np.ndarray:
 
 
 def _dequantize(raw: np.ndarray, kind: Type) -> np.ndarray:
-    made: np.ndarray = blocks.dense(kind, raw.reshape(-1, raw.shape[-1])).reshape(*raw.shape[:-1], -1)
-    return made
+    result: np.ndarray = blocks.dense(kind, raw.reshape(-1, raw.shape[-1])).reshape(*raw.shape[:-1], -1)
+    return result
 
 
 def _wide(raw: np.ndarray, kind: Type) -> np.ndarray:

@@ -105,16 +105,16 @@ def _pieces(files: GGUFFiles, architecture: Architecture, config: Mapping[str, A
             raise UnsupportedModelError(f"{files.path}: tensor {name!r}: separate scales of NVFP4 are not supported")
         if make is not None:
             where = architecture.layers.format(int(found[1]), "") if found else ""
-            made: Sequence[tuple[str, GGUFPiece]] | None = [(where + target, piece) for target, piece in make(tensor, config)]
+            result: Sequence[tuple[str, GGUFPiece]] | None = [(where + target, piece) for target, piece in make(tensor, config)]
         else:
-            made = _of_layer(tensor, found, architecture, config) if found else _of_model(tensor, architecture)
-        if not made or (found is not None and int(found[1]) >= count and not further):
+            result = _of_layer(tensor, found, architecture, config) if found else _of_model(tensor, architecture)
+        if not result or (found is not None and int(found[1]) >= count and not further):
             where = files.metadata["general.architecture"]
             raise CheckpointError(f"{files.file(name)}: tensor {name!r} is unknown in the architecture {where}")
         part = found[2] if found else name.rpartition(".")[0]
-        if not all(_fits(tensor, piece) for _, piece in made):
+        if not all(_fits(tensor, piece) for _, piece in result):
             raise CheckpointError(f"{files.file(name)}: tensor {name!r} has shape {list(tensor.shape)}, which cannot be right")
-        for target, piece in made:
+        for target, piece in result:
             if architecture.raised and target.endswith("norm.weight") and part not in architecture.plain:
                 piece = replace(piece, value=subtract_one)
             yield target, replace(piece, coded=part not in architecture.dense and _keeps(tensor, piece))
@@ -197,16 +197,16 @@ def _parts_of_qkv(
     tensor: GGUFTensor, target: Callable[[str], str], architecture: Architecture, heads: Sequence[int], head_dim: int
 ) -> list[tuple[str, GGUFPiece]] | None:
     """Splits a joint tensor of q, k and v. None: its number of rows does not fit."""
-    made, first = [], 0
+    result, first = [], 0
     for part, count in zip(("attn_q", "attn_k", "attn_v"), heads, strict=True):
         rows = count * head_dim
         turned = _rope_heads(architecture, part, heads[0], heads[1])
         order = partial(_after, deinterleave_rows(rows, turned), first) if turned else None
-        made.append(
+        result.append(
             (target(architecture.layer[part]), GGUFPiece(tensor.name, (rows, *tensor.shape[1:]), first=first, order=order))
         )
         first += rows
-    return made if first == tensor.shape[0] else None
+    return result if first == tensor.shape[0] else None
 
 
 def _after(order: Order, first: int) -> np.ndarray:
@@ -229,9 +229,9 @@ def _join_pieces(files: GGUFFiles, pieces: dict[str, GGUFPiece]) -> dict[str, GG
             out[name] = piece
     for name, numbered in kept.items():
         parts = tuple(numbered[n] for n in sorted(numbered))
-        made = GGUFPiece(parts[0].source, (sum(p.shape[0] for p in parts), *parts[0].shape[1:]), parts=parts)
-        coded = all(p.coded for p in parts) and alike(files, made)
-        out[name] = replace(made, coded=coded, parts=tuple(replace(p, coded=coded) for p in parts))
+        result = GGUFPiece(parts[0].source, (sum(p.shape[0] for p in parts), *parts[0].shape[1:]), parts=parts)
+        coded = all(p.coded for p in parts) and alike(files, result)
+        out[name] = replace(result, coded=coded, parts=tuple(replace(p, coded=coded) for p in parts))
     return out
 
 

@@ -104,5 +104,5 @@ def ends(files: GGUFFiles) -> tuple[int, ...]:
 def sampling(files: GGUFFiles) -> dict[str, Any]:
     """The file's sampling parameters, with the keys of generation_config.json."""
     keys = Keys(files.path, files.metadata, "general.sampling.")
-    said = {name: ours for name, ours in _SAMPLING.items() if name in keys}
-    return {ours: keys.integer(name) if NUMBERS[ours].kind is int else keys.real(name) for name, ours in said.items()}
+    defaults = {name: ours for name, ours in _SAMPLING.items() if name in keys}
+    return {ours: keys.integer(name) if NUMBERS[ours].kind is int else keys.real(name) for name, ours in defaults.items()}

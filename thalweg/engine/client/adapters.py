@@ -192,13 +192,13 @@ class ClientAdapters:
     async def add(self, request: object) -> bytes:
         """The digest of a loaded adapter, loading it first if necessary. RequestError, CheckpointError or
         UnsupportedModelError describe the fault."""
-        asked = check_request(request)
+        requested = check_request(request)
         if not self._enabled:
             raise RequestError(NOT_ENABLED, "lora_request")
-        digest = self._names.find(asked)
+        digest = self._names.find(requested)
         if digest is None or digest not in self._loaded:
             async with self._loading:
-                digest = await self._load(asked)
+                digest = await self._load(requested)
         self._loaded[digest] = self._loaded.pop(digest)
         self._trim(digest)
         return digest

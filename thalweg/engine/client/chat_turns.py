@@ -34,8 +34,8 @@ class ChatTurns:
         unknown parser."""
         tokenizer, chat, turn = frontend.tokenizer, frontend.chat, TurnFormat()
         if tokenizer is not None:
-            asked = template is not None or (chat is not None and chat.templates.pick(bool(tools)) is not None)
-            source = chat.templates.find(template, bool(tools)) if chat is not None and asked else template
+            requested = template is not None or (chat is not None and chat.templates.pick(bool(tools)) is not None)
+            source = chat.templates.find(template, bool(tools)) if chat is not None and requested else template
             render = chat.writer(source) if chat is not None else None
             turn = choose(tool_parser, reasoning_parser, source, tokenizer.response_template, render)
         functions = [t.get("function", t) for t in tools or ()]
@@ -59,9 +59,9 @@ class ChatTurns:
     def read(self, output: RequestOutput, params: SamplingParams) -> None:
         """Fill in the parsed message of each choice of an output."""
         for choice in output.outputs:
-            said = self._read_message(choice, output.prompt or "", params)
-            choice.content, choice.reasoning = said.content, said.reasoning or None
-            choice.tool_calls = [ToolCall(c.id, c.name, c.arguments) for c in said.calls] if self._calls else None
+            message = self._read_message(choice, output.prompt or "", params)
+            choice.content, choice.reasoning = message.content, message.reasoning or None
+            choice.tool_calls = [ToolCall(c.id, c.name, c.arguments) for c in message.calls] if self._calls else None
             choice.text = self._bound.unmark(choice.text, params.skip_special_tokens)
 
     def _read_message(self, choice: CompletionOutput, prompt: str, params: SamplingParams) -> Message:

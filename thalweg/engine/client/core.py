@@ -81,16 +81,16 @@ class ClientCore:
         PoolingParams, else SamplingParams. first_choice: as of `InputProcessor.process`. adapter: the digest of the adapter
         that `lora_request` names."""
         inputs, handles = self.inputs, self.handles
-        made: Submission | PoolingSubmission
+        result: Submission | PoolingSubmission
         if pooling:
-            made = inputs.process_pooling(request_id, prompt, params, priority=priority, handles=handles)
+            result = inputs.process_pooling(request_id, prompt, params, priority=priority, handles=handles)
         else:
-            made = inputs.process(request_id, prompt, params, priority=priority, handles=handles, first_choice=first_choice)
+            result = inputs.process(request_id, prompt, params, priority=priority, handles=handles, first_choice=first_choice)
         if lora_request is None:
-            return made
+            return result
         if self.events is not None:
             self.events.name_adapter(adapter, lora_request.lora_name)
-        return with_adapter(made, lora_request, adapter)
+        return with_adapter(result, lora_request, adapter)
 
     def open(self, submission: Submission | PoolingSubmission) -> list[EngineRequest]:
         """Expect outputs of a request from now on. Returns the requests for the engine."""

@@ -73,6 +73,6 @@ def check(params: SamplingParams, item: Input | None) -> None:
         "prompt_logprobs": params.prompt_logprobs is not None,
         "repetition_penalty": params.repetition_penalty != 1,
     }
-    for name, asked in reads.items():
-        if asked:
+    for name, requested in reads.items():
+        if requested:
             raise RequestError(f"{name}: a prompt of embeddings has no tokens to look at; omit it", name)

@@ -157,8 +157,8 @@ def _media(located: ResolvedModel, tokenizer: Tokenizer | None, taken: Mapping[s
         raise ConfigError(f"mm_processor_kwargs: this model supports no {words}; omit it")
     if not taken:
         return None
-    said = args.limit_mm_per_prompt or {}
-    limits = {kind: limit["count"] if isinstance(limit, dict) else limit for kind, limit in said.items()}
+    per_prompt = args.limit_mm_per_prompt or {}
+    limits = {kind: limit["count"] if isinstance(limit, dict) else limit for kind, limit in per_prompt.items()}
     kept = int(args.mm_processor_cache_gb * (1 << 30))
     settings = MediaSettings(limits, kept, args.media_io_kwargs or {}, args.disable_chunked_mm_input)
     media = MediaPreprocessor(taken, tokenizer, gate, settings)

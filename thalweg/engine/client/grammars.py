@@ -30,11 +30,11 @@ class StructuredOutputs:
     def source(self, params: StructuredOutputsParams, choices: int = 1) -> GrammarSource:
         if params.inner is not None:
             self.source(params.inner)  # an error in it names its field
-        name, asked = self._read_constraint(params)
+        name, requested = self._read_constraint(params)
         field = params.asked_as or f"structured_outputs.{name}"
         self.judge.vocabulary  # noqa: B018  (it may refuse)
         try:
-            source = self.judge.source(asked)
+            source = self.judge.source(requested)
         except GrammarError as e:
             raise self._error_of_part(params, e) or RequestError(f"{field}: {e}", field) from None
         if len(source.text) * choices > MOST_SENT:

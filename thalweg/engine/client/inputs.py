@@ -212,12 +212,12 @@ class InputProcessor:
             raise RequestError(f"prompt: {why}", "prompt")
         if found is None:
             return prompt, None
-        made = found if isinstance(found, tuple) else (found,)
-        if not all(isinstance(each, Input) for each in made):
+        result = found if isinstance(found, tuple) else (found,)
+        if not all(isinstance(each, Input) for each in result):
             raise RequestError(
                 f"prompt: {UTTERANCE}: must be what a speaker made of a text, not {type(found).__name__}", "prompt"
             )
-        return {k: v for k, v in prompt.items() if k != UTTERANCE}, made
+        return {k: v for k, v in prompt.items() if k != UTTERANCE}, result
 
     def _fill(self, ids: list[int]) -> list[int]:
         """A text of this many tokens, filled up with the tokenizer's padding token."""

@@ -243,12 +243,12 @@ class MediaPreprocessor:
         """The media with the positions of their placeholders among a prompt's ids. choices: of the request. text: of the
         prompt, if known."""
         words = self._remove_placeholders(ids, text) if any(t.reader.reads_text for t in self._taken.values()) else ""
-        made: list[Input] = []
+        result: list[Input] = []
         for token, kinds in self._sharing(lambda t: t.token):
             mine = [media[i] for i in _of(kinds, media)]
             readers = [self._taken[item.kind].reader for item in mine]
             if kinds[0].reader.start:
-                made += [each for reader, item in zip(readers, mine, strict=True) for each in _cover(reader, item, len(ids))]
+                result += [each for reader, item in zip(readers, mine, strict=True) for each in _cover(reader, item, len(ids))]
                 continue
             places = np.flatnonzero(np.isin(ids, [token, *kinds[0].others])).astype(np.int32)
             counts = [reader.count(item.value) for reader, item in zip(readers, mine, strict=True)]
@@ -259,16 +259,16 @@ class MediaPreprocessor:
             for reader, item, count, end in zip(readers, mine, counts, accumulate(counts), strict=True):
                 own = places[end - count : end]
                 inputs = check_inputs(item.kind, reader.make_inputs(item.value, own), own, reader.source)
-                made += [reader.arrange(each, ids, words) for each in inputs]
-        size = sum(v.nbytes for item in made for v in item.data)
+                result += [reader.arrange(each, ids, words) for each in inputs]
+        size = sum(v.nbytes for item in result for v in item.data)
         if size * choices > MOST_BYTES:
             raise RequestError(
                 f"prompt: {name_kinds()} of {size >> 20} MiB for {choices} choices are more than {MOST_BYTES >> 20} MiB: "
                 "send fewer or smaller ones, or ask for fewer choices at once", "prompt",
             )  # fmt: skip
-        made.sort(key=first_position)
+        result.sort(key=first_position)
         most = max((taken.reader.prefix for taken in self._taken.values()), default=0)
-        return tuple(_join_prefix(made, ids, most) if most and made else made)
+        return tuple(_join_prefix(result, ids, most) if most and result else result)
 
     def _remove_placeholders(self, ids: Sequence[int], text: str | None) -> str:
         text = self._tokenizer.decode(ids) if text is None else text
@@ -431,11 +431,11 @@ def find_source(part: Any, at: str) -> MediaSource | None:
     return None if kind is None else kind.read_part(part, at)
 
 
-def _names(kind: MediaKind, said: Any, count: int) -> list[str]:
+def _names(kind: MediaKind, identifiers: Any, count: int) -> list[str]:
     """{KIND: one name or several}, None for an item without: a name for each of so many, or ""."""
-    if said is None:
+    if identifiers is None:
         return [""] * count
-    given = said.get(kind.name) if isinstance(said, Mapping) and set(said) == {kind.name} else None
+    given = identifiers.get(kind.name) if isinstance(identifiers, Mapping) and set(identifiers) == {kind.name} else None
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or len(names) != count or not all(isinstance(n, str | None) for n in names):
         raise RequestError(f'{UUIDS}: must be {{"{kind.name}": a name, or None, for each of the {count} {kind.plural}}}', UUIDS)

@@ -417,12 +417,12 @@ class _Request:
         delta = self._kind is RequestOutputKind.DELTA
         if delta and not done and self._told and self.made - self._sent < self._interval:
             return None
-        told, self._told, self._sent = self._told, True, self.made
+        reported, self._told, self._sent = self._told, True, self.made
         return RequestOutput(
             self.id,
             self.submission.prompt,
             self.submission.prompt_ids,
-            None if delta and told else self.prompt_logprobs,
+            None if delta and reported else self.prompt_logprobs,
             [c.output(delta) for c in self.choices if not delta or c.has_news()],
             done,
             metrics,

@@ -18,17 +18,17 @@ from thalweg.text.tokenizer import Tokenizer
 _TOKENIZATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
 
 
-def read_tokenization(said: Mapping[str, Any] | None) -> tuple[int | None, str | None, bool]:
+def read_tokenization(settings: Mapping[str, Any] | None) -> tuple[int | None, str | None, bool]:
     """`tokenization_kwargs`: (truncate_prompt_tokens, truncation_side, add_special_tokens). RequestError for others."""
-    said = said or {}
+    settings = settings or {}
     name = "tokenization_kwargs"
-    unknown = sorted(set(map(str, said)) - set(_TOKENIZATION))
+    unknown = sorted(set(map(str, settings)) - set(_TOKENIZATION))
     if unknown:
         raise RequestError(f"{name}: {unknown[0]!r:.80} is not supported; this version has {', '.join(_TOKENIZATION)}", name)
-    special = said.get("add_special_tokens", True)
+    special = settings.get("add_special_tokens", True)
     if not isinstance(special, bool):
         raise RequestError(f"{name}: add_special_tokens must be true or false, not {special!r:.80}", name)
-    return said.get("truncate_prompt_tokens"), said.get("truncation_side"), special
+    return settings.get("truncate_prompt_tokens"), settings.get("truncation_side"), special
 
 
 def shorten_prompt(tokenizer: Tokenizer | None, prompt: Any, cut: Truncation | None, special: bool) -> Any:

@@ -109,26 +109,26 @@ def token_types(types: Any, length: int, known: int) -> np.ndarray:
     return np.array(types, np.int32)
 
 
-def _size(pooling: PoolingConfig, asked: int | None) -> int | None:
+def _size(pooling: PoolingConfig, requested: int | None) -> int | None:
     """How many numbers of a result count; None: all."""
-    if asked is None:
+    if requested is None:
         return None
     if pooling.task != "embed":
         raise RequestError("dimensions: this model gives classes, not vectors; omit it", "dimensions")
     sizes = pooling.dimensions
-    if asked == pooling.size:
+    if requested == pooling.size:
         return None
     if sizes is None:
         raise RequestError(
-            f"dimensions: this model's vectors have {pooling.size} values, not {asked}: its files name no other size that it "
-            "was trained for (is_matryoshka, matryoshka_dimensions); omit it",
+            f"dimensions: this model's vectors have {pooling.size} values, not {requested}: its files name no other size "
+            "that it was trained for (is_matryoshka, matryoshka_dimensions); omit it",
             "dimensions",
         )
-    if sizes and asked not in sizes:
-        raise RequestError(f"dimensions: this model's vectors have {_or(sizes)} values, not {asked}", "dimensions")
-    if asked > pooling.size:
-        raise RequestError(f"dimensions: this model's vectors have {pooling.size} values, not {asked}", "dimensions")
-    return asked
+    if sizes and requested not in sizes:
+        raise RequestError(f"dimensions: this model's vectors have {_or(sizes)} values, not {requested}", "dimensions")
+    if requested > pooling.size:
+        raise RequestError(f"dimensions: this model's vectors have {pooling.size} values, not {requested}", "dimensions")
+    return requested
 
 
 def _or(sizes: Sequence[int]) -> str:

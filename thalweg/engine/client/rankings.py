@@ -38,11 +38,11 @@ class Rankings:
         first, second = (
             [first_tokens(tokenizer, text, n) if n else text for text in side] for side, n in zip(texts, most, strict=True)
         )
-        made = []
+        result = []
         for query, places in self._documents.items():
             documents = [second[self._which[place][1]] for place in places]
-            made.append({"prompt_token_ids": write_ranking(tokenizer, self._form, first[query], documents, instruction)})
-        return made
+            result.append({"prompt_token_ids": write_ranking(tokenizer, self._form, first[query], documents, instruction)})
+        return result
 
     def scores(self, tokenizer: Tokenizer, results: Sequence[tuple[Sequence[int], np.ndarray]]) -> list[float]:
         """The score of each pair, in order: the cosine of the vectors of a query's token and a document's. results: ids and

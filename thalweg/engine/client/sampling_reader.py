@@ -94,12 +94,12 @@ class SamplingReader:
         check_ids("free_until", p.structured_outputs.free_until or (), self._vocab)
         return self._structured.source(p.structured_outputs, p.n)
 
-    def logprobs(self, param: str, asked: int) -> int:
+    def logprobs(self, param: str, requested: int) -> int:
         """The number of top tokens. -1: the whole vocabulary."""
-        count = self._vocab if asked == -1 else asked
+        count = self._vocab if requested == -1 else requested
         if count > self._max_logprobs:
             raise RequestError(
-                f"{param}: {asked if asked >= 0 else 'the whole vocabulary'} is more than this engine's limit of "
+                f"{param}: {requested if requested >= 0 else 'the whole vocabulary'} is more than this engine's limit of "
                 f"{self._max_logprobs}; ask for fewer or start it with a larger --max-logprobs",
                 param,
             )

@@ -428,8 +428,8 @@ class Supervisor:
             frame.step_tokens = max(0, frame.step_tokens - 1 - one)
         s = frame.stats
         if s is not None:
-            prompt, made = max(0, s.prompt_tokens - 1), max(0, s.generated_tokens - one)
-            frame.stats = msgspec.structs.replace(s, prompt_tokens=prompt, generated_tokens=made)
+            prompt, result = max(0, s.prompt_tokens - 1), max(0, s.generated_tokens - one)
+            frame.stats = msgspec.structs.replace(s, prompt_tokens=prompt, generated_tokens=result)
 
     def _take(self, frame: m.Outputs) -> None:
         if self.state != "ready" and (why := frame.error_of(self._canary)) and self._engine is not None:

@@ -37,32 +37,32 @@ class ReasoningMarkers:
         return Budget(open=self.open, close=self.close, forced=self.forced, most=most, begun=begun)
 
 
-def marks(said: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> ReasoningMarkers | None:
+def marks(markers: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> ReasoningMarkers | None:
     """The markers of --reasoning-config, else <think> and </think> where they are tokens. None: unknown. ConfigError names
     the key."""
-    said = said or {}
-    if unknown := sorted(set(said) - set(KEYS)):
+    markers = markers or {}
+    if unknown := sorted(set(markers) - set(KEYS)):
         raise ConfigError(f"{NAME}: {unknown[0]!r:.60} is not known; known are {', '.join(KEYS)}")
-    if wrong := [k for k, v in said.items() if not isinstance(v, str)]:
-        raise ConfigError(f"{NAME}: {wrong[0]} must be text, not {said[wrong[0]]!r:.60}")
+    if wrong := [k for k, v in markers.items() if not isinstance(v, str)]:
+        raise ConfigError(f"{NAME}: {wrong[0]} must be text, not {markers[wrong[0]]!r:.60}")
     if tokenizer is None:
-        if said:
+        if markers:
             raise ConfigError(f"{NAME}: there is no tokenizer (--skip-tokenizer-init), which must read its texts; omit it")
         return None
-    parser = said.get("reasoning_parser") or ""
+    parser = markers.get("reasoning_parser") or ""
     if parser and parser not in REASONING:
         raise ConfigError(f"{NAME}: reasoning_parser: unknown parser {parser!r:.60}; supported: {', '.join(sorted(REASONING))}")
     row = REASONING[parser] if parser else Reasoning()
-    first, last = said.get("reasoning_start_str") or row.open, said.get("reasoning_end_str") or row.close
+    first, last = markers.get("reasoning_start_str") or row.open, markers.get("reasoning_end_str") or row.close
     if not first or not last:
         raise ConfigError(f"{NAME}: reasoning_parser: {parser} has headers, and no texts that begin and end reasoning")
     try:
         opened, forced, close = (tuple(tokenizer.encode(text, False)) for text in (first, last, row.close or last))
     except RequestError as e:  # a vocabulary that has not even these letters
-        if not said:
+        if not markers:
             return None
         raise ConfigError(f"{NAME}: {e}") from None
-    if not said and (len(opened) != 1 or len(forced) != 1):
+    if not markers and (len(opened) != 1 or len(forced) != 1):
         return None  # the model is not known to use these
     if not opened or not forced:
         raise ConfigError(f"{NAME}: {first!r:.60} and {last!r:.60} must each be a token at least")

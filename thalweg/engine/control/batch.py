@@ -270,11 +270,12 @@ class BatchBuilder:
         return int(np.bitwise_or.reduce(self._slots.flags[slots]))
 
     def _assemble(self, work: StepRows, width: int = 0) -> _Members:
-        s, slots, asked = self._slots, work.slots, work.flags
+        s, slots, requested = self._slots, work.slots, work.flags
         built = [(b, *b.build(work)) for b in self._builders if b.is_active(work)]
         held = [_BuilderOutput(b, part, _bound_life(lasts, width)) for b, part, lasts in built]
         members = _Members(
-            slots.copy(), s.serial[slots], s.handle[slots], s.gather(slots), bool(asked & RANDOM), bool(asked & TRUNCATE),
+            slots.copy(), s.serial[slots], s.handle[slots], s.gather(slots), bool(requested & RANDOM),
+            bool(requested & TRUNCATE),
             int(s.logprobs[slots].max()), held, each=work.each, width=width,
         )  # fmt: skip
         members.settle()
@@ -297,10 +298,10 @@ def _grid(seqs: int, width: int) -> _Grid:
     new = 1 + width
     query, owner = np.full(seqs, new, np.int32), np.repeat(np.arange(seqs, dtype=np.int32), new)
     last, columns = np.arange(new, seqs * new + 1, new, dtype=np.int32) - np.int32(1), np.arange(new, dtype=np.int32)
-    made = _Grid(query, owner, last, columns, np.full(seqs, width, np.int32))
+    result = _Grid(query, owner, last, columns, np.full(seqs, width, np.int32))
     for name in _Grid.__slots__:
-        getattr(made, name).flags.writeable = False
-    return made
+        getattr(result, name).flags.writeable = False
+    return result
 
 
 def _bound_life(steps: int, width: int) -> int:

@@ -120,19 +120,19 @@ class EngineCore:
     def _speculator(self, parts: Sequence[Builder], drafter: Callable[[Slots], Drafter] | None) -> Speculator | None:
         """The planner of drafts, by the configuration or with this drafter. ConfigError."""
         config = self.config.scheduler
-        made = None
+        built = None
         if drafter is not None:
-            made = drafter(self.slots)
+            built = drafter(self.slots)
         elif config.speculation is not None:
-            made = self._open_drafter(config.speculation)
-        if made is None and not config.jump_forward:
+            built = self._open_drafter(config.speculation)
+        if built is None and not config.jump_forward:
             return None
         if self.kv.unready_for_drafts:
-            name = "structured_outputs_config: enable_jump_forward" if made is None else "speculative_config"
+            name = "structured_outputs_config: enable_jump_forward" if built is None else "speculative_config"
             raise ConfigError(
                 f"{name}: KV groups {self.kv.unready_for_drafts} have no spare blocks to verify drafts in; omit it"
             )
-        return Speculator(self.slots, self.kv, parts, made, config.jump_forward, self.scheduler.counters.drafts)
+        return Speculator(self.slots, self.kv, parts, built, config.jump_forward, self.scheduler.counters.drafts)
 
     def _open_drafter(self, config: SpeculationConfig) -> Drafter:
         """The configured drafter, guarded. ConfigError if it cannot be made."""

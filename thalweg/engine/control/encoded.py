@@ -73,6 +73,6 @@ class EncodedRequests:
 
     def take(self) -> tuple[Sequence[SequenceStarted], Sequence[SequenceFinished], list[TokenVectors]]:
         """What is to be reported, once."""
-        made = self._started, self._finished, self._found
+        result = self._started, self._finished, self._found
         self._started, self._finished, self._found = [], [], []
-        return made
+        return result

@@ -255,12 +255,12 @@ class ResultReader:
 
     def _logprobs(self, result: StepResult, slots: I32, rows: NDArray[np.int64]) -> TokenLogprobs | None:
         """slots, rows: of each token of the output, its sequence and its row of the result's logprobs."""
-        asked = np.nonzero(self._slots.logprobs[slots] >= 0)[0]
-        if not asked.size or result.logprobs is None:
+        requested = np.nonzero(self._slots.logprobs[slots] >= 0)[0]
+        if not requested.size or result.logprobs is None:
             return None
-        at, found = rows[asked], result.logprobs
+        at, found = rows[requested], result.logprobs
         return TokenLogprobs(
-            asked.astype(np.int32), np.asarray(found.tokens)[at], np.asarray(found.values)[at], np.asarray(found.ranks)[at]
+            requested.astype(np.int32), np.asarray(found.tokens)[at], np.asarray(found.values)[at], np.asarray(found.ranks)[at]
         )
 
     def _prompt_results(self, step: LaunchedStep, result: StepResult, news: StepOutput) -> None:

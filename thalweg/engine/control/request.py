@@ -173,8 +173,8 @@ def limit_of(request: EngineRequest, max_len: int) -> int:
 def find_end(request: EngineRequest, limit: int) -> SequenceFinished | None:
     """The end of a resubmitted request that needs no more tokens: its end was not reported, as a handed-over request's is not
     before a store has its blocks. None: it goes on. limit: as `limit_of` gives it."""
-    sampling, made = request.sampling, request.tokens.size - request.prompt_len
-    if made > 0 and made >= (0 if sampling.grammar is not None else sampling.min_tokens):
+    sampling, result = request.sampling, request.tokens.size - request.prompt_len
+    if result > 0 and result >= (0 if sampling.grammar is not None else sampling.min_tokens):
         last = int(request.tokens[-1])
         if last in sampling.eos_ids:
             return SequenceFinished(request.handle, "stop")

@@ -211,14 +211,14 @@ class FollowingExecutor(InlineExecutor):
     def enter(self) -> None:
         return
 
-    def receive(self, asked: int) -> Stepped:
+    def receive(self, requested: int) -> Stepped:
         """What the next call of rank 0 returned. EngineDeadError if there is none, or its program asked for other requests
-        than this one's `asked`."""
+        than this one's `requested`."""
         stepped = self._stepped.get()
         if isinstance(stepped, BaseException):
             self._stepped.put(stepped)
             raise stepped
-        if stepped.asked != asked:
+        if stepped.requested != requested:
             raise EngineDeadError(
                 f"{self._words} asked for other requests than rank 0: under a launcher every rank makes the same calls"
             )
@@ -279,6 +279,6 @@ def _follow(args: EngineArgs, place: Place, launch: envs.LaunchedProcess, key: s
     return FollowingExecutor(worker, channel, feed, here)
 
 
-def _digest(asked: int, requests: Sequence[m.EngineRequest]) -> int:
+def _digest(requested: int, requests: Sequence[m.EngineRequest]) -> int:
     """A checksum of all requests so far, with their sampling parameters."""
-    return zlib.crc32(_REQUESTS.encode(m.Add(list(requests))), asked)
+    return zlib.crc32(_REQUESTS.encode(m.Add(list(requests))), requested)

@@ -85,15 +85,15 @@ class Member:
             if self.lost and isinstance(message, BaseException):
                 raise message
 
-    def describe_end(self, said: ThalwegError | None) -> ThalwegError:
-        """Why its channel closed. said: its last words about another rank, if there were any."""
+    def describe_end(self, reason: ThalwegError | None) -> ThalwegError:
+        """Why its channel closed. reason: its last words about another rank, if there were any."""
         if isinstance(self.process, RemoteProcess):
-            return said or RankLostError(f"{self.words} is gone: its process, its machine or the connection ended")
+            return reason or RankLostError(f"{self.words} is gone: its process, its machine or the connection ended")
         code = self.process.wait_for(PATIENCE_SECONDS)
         if code is None:
             return EngineDeadError(f"{self.words} closed its channel")
-        if said is not None and code > 0:
-            return said
+        if reason is not None and code > 0:
+            return reason
         kind = RankLostError if code == -signal.SIGKILL else EngineDeadError
         return kind(f"{self.words} ended: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}")
 

@@ -113,10 +113,10 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True):
-    """What a call of rank 0's engine returned, for ranks whose programs make the same calls. asked: a checksum of the requests
-    before it. reset: the answer to `reset_prefix_cache`."""
+    """What a call of rank 0's engine returned, for ranks whose programs make the same calls. requested: a checksum of all
+    requests before it. reset: the answer to `reset_prefix_cache`."""
 
-    asked: int
+    requested: int
     outputs: m.Outputs | None
     reset: bool = False
 

@@ -109,8 +109,8 @@ class HeadlessNode:
             for each in ranks:
                 code = each.process.returncode
                 if code is not None:
-                    said = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-                    log.warning("rank %d ended (%s); its place is offered again", each.number, said)
+                    ending = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+                    log.warning("rank %d ended (%s); its place is offered again", each.number, ending)
                     return int(code > 0)
             since = since + LOOK_SECONDS if any(has_ended(each.sock) for each in ranks) else 0.0
             if since > LINGER_SECONDS:

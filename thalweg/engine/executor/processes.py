@@ -191,9 +191,9 @@ def open_ranks(
         worker = build(args, place=group.places[0], group=LeadingGroup(group))
         ranks = check_ranks(worker, group)
         group.ready = True
-        made = make(worker, group)
-        made.ranks = ranks
-        return made
+        result = make(worker, group)
+        result.ranks = ranks
+        return result
     except BaseException as e:
         cause = group.explain(e)
         group.close()

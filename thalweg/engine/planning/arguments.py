@@ -88,10 +88,10 @@ def _find_problem(name: str, value: Any) -> str | None:
     return f"{name}: {flag.refusal}"
 
 
-def compiling(config: Any, level: Any, said: str = "--{name}") -> dict[str, Any]:
+def compiling(config: Any, level: Any, form: str = "--{name}") -> dict[str, Any]:
     """Fields of EngineArgs for -O and --compilation-config. Levels and modes above 0 tune a compiler that this engine does
-    not have. 0 means no compiling and no capture, as does cudagraph_mode NONE. said: the format of a name in messages."""
-    where = said.format(name="compilation-config" if said.startswith("--") else "compilation_config")
+    not have. 0 means no compiling and no capture, as does cudagraph_mode NONE. form: the format of a name in messages."""
+    where = form.format(name="compilation-config" if form.startswith("--") else "compilation_config")
     if isinstance(config, int):
         config = {"mode": config}
     if config is not None and not isinstance(config, Mapping):

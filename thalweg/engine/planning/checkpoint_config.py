@@ -85,8 +85,8 @@ def resolve_kv_cache_dtype(args: EngineArgs, config: Mapping[str, Any], spec: Mo
     if beyond:
         raise ConfigError(f"kv_cache_dtype_skip_layers: {beyond[0]}: the model's layers are 0 to {len(spec.layers) - 1}")
     held = formats.of_checkpoint(config)
-    said = held.cache() if held is not None and args.kv_cache_dtype == "auto" and spec.causal else ""
-    return msgspec.structs.replace(args, kv_cache_dtype=said) if said else args
+    dtype = held.cache() if held is not None and args.kv_cache_dtype == "auto" and spec.causal else ""
+    return msgspec.structs.replace(args, kv_cache_dtype=dtype) if dtype else args
 
 
 def _windows(config: Mapping[str, Any]) -> list[int]:

@@ -38,10 +38,10 @@ def read_draft(args: EngineArgs, target: Mapping[str, Any], target_spec: ModelSp
         module: DraftModel = declare(path, known)
         return replace(_set_precision(module, config.options), ranks=ranks)
     try:
-        made: DraftModel = declare(find_checkpoint(args, config.options[MODEL], config.options.get(REVISION)), known)
+        result: DraftModel = declare(find_checkpoint(args, config.options[MODEL], config.options.get(REVISION)), known)
     except CheckpointError as e:
         raise CheckpointError(f"{FIELD}: {e}") from e
-    return _divide(_set_precision(made, config.options), config.options.get(RANKS), ranks)
+    return _divide(_set_precision(result, config.options), config.options.get(RANKS), ranks)
 
 
 def _set_precision(draft: DraftModel, options: Mapping[str, Any]) -> DraftModel:
@@ -57,19 +57,20 @@ def _set_precision(draft: DraftModel, options: Mapping[str, Any]) -> DraftModel:
     return replace(draft, quantization=method)
 
 
-def _divide(draft: DraftModel, asked: int | None, ranks: int) -> DraftModel:
-    """The draft for these ranks. asked: the user's number, None for the target's. ConfigError where they cannot divide it."""
-    if asked not in (None, 1, ranks):
+def _divide(draft: DraftModel, requested: int | None, ranks: int) -> DraftModel:
+    """The draft for these ranks. requested: the user's number, None for the target's. ConfigError where they cannot divide "
+    "it."""
+    if requested not in (None, 1, ranks):
         raise ConfigError(
             f"speculative_config: {RANKS}: must be 1 (every rank has the whole draft) or tensor_parallel_size, {ranks}, "
-            f"not {asked}"
+            f"not {requested}"
         )
-    made = replace(draft, ranks=asked or ranks)
+    result = replace(draft, ranks=requested or ranks)
     try:
-        check_ranks(made.spec, {"tensor": made.ranks})
-        sizes.cache_specs(made.spec, "float32", "", 1, made.ranks)
-        for weight in sizes.parameters(made.spec):
-            weight.shape(made.ranks)
+        check_ranks(result.spec, {"tensor": result.ranks})
+        sizes.cache_specs(result.spec, "float32", "", 1, result.ranks)
+        for weight in sizes.parameters(result.spec):
+            weight.shape(result.ranks)
     except (ConfigError, IndivisibleError) as e:
-        raise describe_indivisible(made, e) from None
-    return made
+        raise describe_indivisible(result, e) from None
+    return result

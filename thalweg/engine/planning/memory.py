@@ -113,8 +113,8 @@ def plan(args: EngineArgs) -> Plan:
     """Plan an engine. `args.model` is a local directory. Raises the errors of `build` for a wrong model or flag. Insufficient
     memory is no error but `Plan.problems`. Of several pipeline stages, the plan is that of the one with the least room."""
     platform = discovery.resolve_platform(args.device)
-    made = [_plan(_gather_inputs(args, platform, stage)) for stage in range(args.pipeline_parallel_size)]
-    return max(made, key=lambda p: (bool(p.problems), -p.tokens, p.total))
+    result = [_plan(_gather_inputs(args, platform, stage)) for stage in range(args.pipeline_parallel_size)]
+    return max(result, key=lambda p: (bool(p.problems), -p.tokens, p.total))
 
 
 RANKS = (1, 2, 4, 8, 16, 32)
@@ -134,8 +134,8 @@ def to_load(args: EngineArgs, platform: Platform) -> int:
     """Bytes of parameters that a device of `platform` will be given, computed ones excluded. 0: they do not fit with the rest
     of the plan. `args` and errors as for `plan`."""
     known = _gather_inputs(args, platform)
-    made = _plan(known)
-    return made.weights - sizes.table_bytes(known.spec, resolve.max_len(args, known.facts)) if made.fits else 0
+    result = _plan(known)
+    return result.weights - sizes.table_bytes(known.spec, resolve.max_len(args, known.facts)) if result.fits else 0
 
 
 def _gather_inputs(args: EngineArgs, platform: Platform, stage: int = 0) -> _PlanInputs:
@@ -203,7 +203,7 @@ def _plan_sizes(k: _PlanInputs) -> Plan:
         size = resolve.CacheSize((0,) * len(groups), length, 0)
     kv_cache = sum(n * g.bytes_per_block for n, g in zip(size.blocks, groups, strict=True))
     least = min(range(len(groups)), key=lambda i: groups[i].block_tokens)
-    made = Plan(
+    result = Plan(
         model=args.model, architecture=k.facts.architecture, platform=k.platform.name, device=k.info.name,
         device_bytes=k.info.memory_bytes, devices=k.ranks * args.pipeline_parallel_size, dtype=dtype,
         implementation="transformers" if isinstance(k.spec, TransformersSpec) else "thalweg",
@@ -216,8 +216,8 @@ def _plan_sizes(k: _PlanInputs) -> Plan:
         adapters=adapter_slots(args, k.spec, dtype, k.ranks), talker=talker_bytes(args), max_model_len=size.max_len,
         max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.token_budget, problems=problems,
     )  # fmt: skip
-    _advise(made, k, length, groups)
-    return made
+    _advise(result, k, length, groups)
+    return result
 
 
 def _workspace(k: _PlanInputs, steps: StepSizes) -> int:

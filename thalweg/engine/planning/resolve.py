@@ -89,27 +89,29 @@ def divide(args: EngineArgs, spec: ModelSpec, stage: int = 0) -> ModelSpec:
 def _check_stages(args: EngineArgs) -> None:
     """ConfigError lists the flags that pipeline stages exclude."""
     config = args.structured_outputs_config or {}
-    said = {
+    explicit = {
         "speculative_config": (bool(args.speculative_config or args.spec_method or args.spec_tokens), "drafts are not"),
         "structured_outputs_config: enable_jump_forward": (bool(config.get("enable_jump_forward")), "drafts are not"),
         "enable_lora": (args.enable_lora, "adapters are not"),
         "kv_transfer_config": (bool(args.kv_transfer_config or args.kv_offloading_size), "blocks in stores are not"),
     }
-    if problems := [f"{name}: {why} divided among pipeline stages; omit it" for name, (there, why) in said.items() if there]:
+    if problems := [
+        f"{name}: {why} divided among pipeline stages; omit it" for name, (there, why) in explicit.items() if there
+    ]:
         raise ConfigError(*problems)
 
 
 def _for_foreign(args: EngineArgs) -> EngineArgs:
     """The arguments for a model that transformers' own module computes. ConfigError lists flags that this path does not
     support."""
-    said = {
+    explicit = {
         "batch_invariant": bool(args.batch_invariant), "tp_invariant": args.tp_invariant,
         "tensor_parallel_size": args.tensor_parallel_size > 1, "pipeline_parallel_size": args.pipeline_parallel_size > 1,
         "strict_kernels": args.strict_kernels,
         "enable_lora": args.enable_lora,
     }  # fmt: skip
     why = "this model is served through transformers' own module, on one device, and not every operation of it is thalweg's"
-    if problems := [f"{name}: {why}; omit it" for name, there in said.items() if there]:
+    if problems := [f"{name}: {why}; omit it" for name, there in explicit.items() if there]:
         raise ConfigError(*problems)
     return msgspec.structs.replace(args, batch_invariant=False)
 
@@ -190,14 +192,14 @@ def share_of_device(platform: Platform, processes: int, info: DeviceInfo, defaul
 
 def configure_platform(args: EngineArgs, platform: Platform) -> Platform:
     """The platform with the user's knobs, checked against those it supports."""
-    said = dict(args.additional_config or {})
+    explicit = dict(args.additional_config or {})
     if args.threads is not None:
-        said["threads"] = args.threads
+        explicit["threads"] = args.threads
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size
     if args.most_engines > 1 or (ranks > 1 and platform.shares_device):
-        said = _share_of_threads(args, platform) | said
+        explicit = _share_of_threads(args, platform) | explicit
     if args.device_ids is not None and ranks == 1:
-        said |= _device(args.device_ids, platform)
+        explicit |= _device(args.device_ids, platform)
     elif args.device_ids is not None and len(set(args.device_ids)) * args.nnodes != ranks:
         machines = f" on {args.nnodes} machines" if args.nnodes > 1 else ""
         raise ConfigError(
@@ -206,18 +208,18 @@ def configure_platform(args: EngineArgs, platform: Platform) -> Platform:
         )
     captured = {"graph_sizes": args.cudagraph_capture_sizes, "largest_graph": args.max_cudagraph_capture_size}
     captured = {name: value for name, value in captured.items() if value is not None}
-    asked = bool(said or captured or args.enforce_eager)
-    kinds = get_type_hints(type(platform.options)) if platform.options and asked else {}
+    requested = bool(explicit or captured or args.enforce_eager)
+    kinds = get_type_hints(type(platform.options)) if platform.options and requested else {}
     if captured and not captured.keys() <= kinds.keys():
         flag = "cudagraph_capture_sizes" if "graph_sizes" in captured else "max_cudagraph_capture_size"
         raise ConfigError(f"{flag}: platform {platform.name!r} captures no graphs by size; omit it")
-    said |= captured
+    explicit |= captured
     if args.enforce_eager and "graphs" in kinds:
-        said["graphs"] = False
-    if not said:
+        explicit["graphs"] = False
+    if not explicit:
         return platform
     problems, converted = [], {}
-    for name, value in said.items():
+    for name, value in explicit.items():
         if name not in kinds:
             there = ", ".join(sorted(kinds)) or "none"
             problems.append(f"{name}: platform {platform.name!r} has no such setting; it has: {there}")
@@ -261,12 +263,12 @@ def check_values(args: EngineArgs, platform: Platform) -> None:
     """A platform that runs no model keeps no weights, keys or values, so it cannot keep them as asked. ConfigError."""
     if platform.runs_models:
         return
-    said = {
+    explicit = {
         "quantization": args.quantization is not None, "kv_cache_dtype": args.kv_cache_dtype != "auto",
         "enable_lora": args.enable_lora,
     }  # fmt: skip
     why = f"platform {platform.name!r} runs no model and keeps no values, so this would change nothing"
-    problems = [f"{name}: {why}; omit it, or choose another device" for name, there in said.items() if there]
+    problems = [f"{name}: {why}; omit it, or choose another device" for name, there in explicit.items() if there]
     if problems:
         raise ConfigError(*problems)
 
@@ -348,16 +350,16 @@ def block_tokens(args: EngineArgs, defaults: Defaults) -> int:
 def state_tokens(args: EngineArgs, spec: ModelSpec, block_tokens: int) -> int:
     """Tokens from one state that the prefix cache keeps of recurrent layers to the next: a multiple of block_tokens. Without a
     prefix cache, more than any sequence has. ConfigError."""
-    said = args.mamba_block_size
-    if said is not None and not any(isinstance(s, StateSpec) for s in sizes.cache_specs(spec, "float32", "", 1)):
+    explicit = args.mamba_block_size
+    if explicit is not None and not any(isinstance(s, StateSpec) for s in sizes.cache_specs(spec, "float32", "", 1)):
         raise ConfigError("mamba_block_size: this model has no recurrent layers; omit it")
     if not args.enable_prefix_caching:
-        if said is not None:
+        if explicit is not None:
             raise ConfigError("mamba_block_size: without prefix caching no state is kept for others; omit it")
         return (1 << 30) // block_tokens * block_tokens
-    if said is not None and said % block_tokens:
-        raise ConfigError(f"mamba_block_size: {said} is no multiple of the {block_tokens} tokens of a block (block_size)")
-    return said or max(1, STATE_TOKENS // block_tokens) * block_tokens
+    if explicit is not None and explicit % block_tokens:
+        raise ConfigError(f"mamba_block_size: {explicit} is no multiple of the {block_tokens} tokens of a block (block_size)")
+    return explicit or max(1, STATE_TOKENS // block_tokens) * block_tokens
 
 
 def with_states(args: EngineArgs, groups: Sequence[KVSpec], memory_bytes: int, schedule: SchedulerConfig) -> SchedulerConfig:

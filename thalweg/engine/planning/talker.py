@@ -30,16 +30,16 @@ def talker_args(args: EngineArgs) -> EngineArgs:
     from thalweg.engine.planning.memory import plan
 
     name = name_talker(checkpoint_config.read(args, Path(args.model)))
-    made = EngineArgs(
+    result = EngineArgs(
         **{field: getattr(args, field) for field in COPIED}, hf_overrides={"architectures": [name]},
         max_num_seqs=min(args.max_num_seqs or SEQUENCES, SEQUENCES), enable_prefix_caching=False, kv_cache_memory_bytes=1 << 40,
     )  # fmt: skip
-    read = facts(checkpoint_config.read(made, Path(made.model)), made.model)
-    length = min(resolve.max_len(made, read), LENGTH)
-    first = plan(replace(made, max_model_len=length))
+    read = facts(checkpoint_config.read(result, Path(result.model)), result.model)
+    length = min(resolve.max_len(result, read), LENGTH)
+    first = plan(replace(result, max_model_len=length))
     blocks = 2 + min(first.max_num_seqs, TOGETHER) * -(-length // max(1, first.block_tokens))
     size = sum(group["bytes_per_block"] for group in first.groups) * blocks
-    return replace(made, max_model_len=length, kv_cache_memory_bytes=size)
+    return replace(result, max_model_len=length, kv_cache_memory_bytes=size)
 
 
 def talker_bytes(args: EngineArgs) -> int:

@@ -54,8 +54,8 @@ def main(fd: int, text: str) -> int:
     job = msgspec.json.decode(text, type=CompileJob)
     with os.fdopen(fd, "wb", buffering=0) as pipe:
 
-        def tell(**said: Any) -> None:
-            pipe.write(msgspec.json.encode(said) + b"\n")
+        def tell(**fields: Any) -> None:
+            pipe.write(msgspec.json.encode(fields) + b"\n")
 
         try:
             absent = discovery.load(job.platform).absent(job.arch, Path(job.cache) if job.cache else None)
@@ -74,14 +74,14 @@ def _compile(absent: CrossCompiler, job: CompileJob, tell: Any) -> None:
         key, name = kernels[number]
         tell(begin=number, name=name)
         try:
-            made = absent.compile(key)
+            result = absent.compile(key)
         except Exception as e:  # any compiler error; the other kernels are still compiled
             while e.__cause__ is not None and isinstance(e.__cause__, Exception):
                 e = e.__cause__
             lines = str(e).strip().splitlines() or [""]
             tell(name=name, failed=f"{type(e).__name__}: {lines[-1][:200]}")
         else:
-            tell(name=name, seconds=made.seconds, cached=made.cached)
+            tell(name=name, seconds=result.seconds, cached=result.cached)
     tell(end=True)
 
 

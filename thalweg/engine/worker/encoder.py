@@ -44,7 +44,7 @@ class EncoderNetwork:
     state: StateBox = field(default_factory=lambda: StateBox({}), init=False)
     carried: dict[str, Any] = field(default_factory=dict, init=False)
     """Arrays that the last launched part passes to the next."""
-    made: dict[tuple[int, int], Executable] = field(default_factory=dict, init=False)
+    compiled: dict[tuple[int, int], Executable] = field(default_factory=dict, init=False)
     """Executables by the layers that they run."""
 
 
@@ -95,11 +95,11 @@ class EncoderRun:
         """Launch the next layers, at most so many, or all remaining ones."""
         network, first = self._network, self._next
         last = first + (self.layers_left if self._whole else min(layers, self.layers_left))
-        if (first, last) not in network.made:
+        if (first, last) not in network.compiled:
             step = network.model.part(first, last, network.carried)
-            network.made[first, last] = self._compile(step, network.params, network.state)
+            network.compiled[first, last] = self._compile(step, network.params, network.state)
         self._next = last
-        return network.made[first, last](self._batch)
+        return network.compiled[first, last](self._batch)
 
     def vectors(self, last: Pending) -> list[np.ndarray]:
         """f32[positions, width * hidden] of each item. last: the result of the last launch."""

@@ -48,10 +48,10 @@ class BlockMover:
     def _export(self, number: int, group: int, blocks: np.ndarray) -> None:
         """Start an export, which has this number until it is taken."""
         empty = not self.block_bytes[group]
-        made = (
+        result = (
             CompletedExport(np.empty((len(blocks), 0), np.uint8)) if empty else self._device.export(self._arrays(group), blocks)
         )
-        self._exports[number] = made
+        self._exports[number] = result
 
     def _import(self, group: int, blocks: np.ndarray, rows: np.ndarray) -> None:
         if not (own := self.block_bytes[group]):

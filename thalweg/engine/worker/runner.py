@@ -93,13 +93,13 @@ class Runner:
         return shape
 
     def _executable(self, shape: StepShape | None, features: Features) -> Executable:
-        made = self._made.setdefault(shape, [])
-        for f, exe in made:
+        result = self._made.setdefault(shape, [])
+        for f, exe in result:
             if f.covers(features):
                 return exe
         features = self._widen(features)
-        made.append((features, self._compile(shape, features)))
-        return made[-1][1]
+        result.append((features, self._compile(shape, features)))
+        return result[-1][1]
 
 
 def _smallest(shape: StepShape, tables: Sequence[Table]) -> StepBatch:

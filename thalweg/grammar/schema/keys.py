@@ -48,10 +48,10 @@ def parts_of(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _in_parts(schema: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-    made = change(schema)
-    if "allOf" in made:
-        made["allOf"] = [_in_parts(p, change) if isinstance(p, dict) else p for p in made["allOf"]]
-    return made
+    result = change(schema)
+    if "allOf" in result:
+        result["allOf"] = [_in_parts(p, change) if isinstance(p, dict) else p for p in result["allOf"]]
+    return result
 
 
 def _without_optional(schema: dict[str, Any], required: set[str]) -> dict[str, Any]:

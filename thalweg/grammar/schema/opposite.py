@@ -195,10 +195,10 @@ def disjoint(a: Any, b: Any, look: Look, depth: int = 0) -> bool:
 def kinds(schema: dict[str, Any]) -> set[str]:
     """Types of the values that may satisfy the schema."""
     values = enum_values(schema)
-    said = schema.get("type")
+    kind = schema.get("type")
     here = set(TYPES)
-    if isinstance(said, str | list):
-        named = {said} if isinstance(said, str) else set(said)
+    if isinstance(kind, str | list):
+        named = {kind} if isinstance(kind, str) else set(kind)
         here = {"number" if t == "integer" else t for t in named}
     return here & {kind_of(v) for v in values} if values is not None else here
 

@@ -50,8 +50,8 @@ def order_keys(schema: Any) -> Any:
 
     GrammarError, with a pointer, where properties must be counted and the compiler cannot."""
     shared = _Shared(schema.get("$defs", {}) if isinstance(schema, dict) else {})
-    made = _order_keys(schema, "#", shared)
-    return {**made, "$defs": {**made.get("$defs", {}), **shared}} if shared else made
+    result = _order_keys(schema, "#", shared)
+    return {**result, "$defs": {**result.get("$defs", {}), **shared}} if shared else result
 
 
 def _order_keys(schema: Any, at: str, shared: _Shared, part: bool = False) -> Any:
@@ -125,8 +125,8 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def _both(schemas: list[Any]) -> Any:
-    said = [s for s in schemas if s is not True and s != {}]
-    return True if not said else said[0] if len(said) == 1 else {"allOf": said}
+    constraints = [s for s in schemas if s is not True and s != {}]
+    return True if not constraints else constraints[0] if len(constraints) == 1 else {"allOf": constraints}
 
 
 def _list_properties(

@@ -44,9 +44,9 @@ class _SchemaPreparer:
 
     def whole(self) -> dict[str, Any]:
         self._check_references()
-        made = self.schema(self._root, "#", 0)
-        assert isinstance(made, dict)
-        return made
+        result = self.schema(self._root, "#", 0)
+        assert isinstance(result, dict)
+        return result
 
     def _check_references(self) -> None:
         """GrammarError for a long chain of references, as the compiler recurses along it."""

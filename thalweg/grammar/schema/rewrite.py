@@ -70,28 +70,32 @@ def names(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     """Rewrites propertyNames as patterns, or as a list of names."""
     if "propertyNames" not in schema:
         return schema
-    rest, asked = _without(schema, "propertyNames"), schema["propertyNames"]
-    if isinstance(asked, dict) and set(asked) == {"$ref"}:
-        asked = seen.found(asked["$ref"])
-    if asked is True or asked == {}:
+    rest, requested = _without(schema, "propertyNames"), schema["propertyNames"]
+    if isinstance(requested, dict) and set(requested) == {"$ref"}:
+        requested = seen.found(requested["$ref"])
+    if requested is True or requested == {}:
         return rest
-    if asked is False:
+    if requested is False:
         return _with(rest, {"maxProperties": 0})
-    if not isinstance(asked, dict):
+    if not isinstance(requested, dict):
         raise GrammarError("is not supported here", f"{seen.at}/propertyNames")
-    for key, value in asked.items():
+    for key, value in requested.items():
         if key not in OF_NAMES and not (key == "type" and value == "string"):
             raise GrammarError(f"{key} is not supported for names", f"{seen.at}/propertyNames/{key}")
-    more = _of_names(asked, f"{seen.at}/propertyNames")
+    more = _of_names(requested, f"{seen.at}/propertyNames")
     return _with(rest, *map(_silent, more)) if more else rest
 
 
-def _of_names(asked: dict[str, Any], at: str) -> list[dict[str, Any]]:
+def _of_names(requested: dict[str, Any], at: str) -> list[dict[str, Any]]:
     """Schemas of objects with names that satisfy `asked`: a list of names, a pattern, or bounds of their length."""
-    low, high, pattern = asked.get("minLength", 0), asked.get("maxLength"), asked.get("pattern")
-    lists = [asked["const"]] if "const" in asked else [], asked.get("enum") or [], regexes.texts(pattern) if pattern else None
+    low, high, pattern = requested.get("minLength", 0), requested.get("maxLength"), requested.get("pattern")
+    lists = (
+        [requested["const"]] if "const" in requested else [],
+        requested.get("enum") or [],
+        regexes.texts(pattern) if pattern else None,
+    )
     found = [
-        names for key, names in zip(("const", "enum", "pattern"), lists, strict=True) if key in asked and names is not None
+        names for key, names in zip(("const", "enum", "pattern"), lists, strict=True) if key in requested and names is not None
     ]
     out = []
     if found:
@@ -191,11 +195,11 @@ def condition(schema: dict[str, Any], seen: RewriteContext) -> dict[str, Any]:
     rest = _without(schema, "if", "then", "else")
     if "if" not in schema or not ("then" in schema or "else" in schema):
         return rest
-    asked, then, other = schema["if"], schema.get("then", True), schema.get("else", True)
+    requested, then, other = schema["if"], schema.get("then", True), schema.get("else", True)
     against = seen.opposite(seen.raw["if"])
     if against is None:
         raise GrammarError("the opposite of this schema is not supported", f"{seen.at}/if")
-    branches = [{"allOf": [asked, then]}, {"allOf": [against, other]}]
+    branches = [{"allOf": [requested, then]}, {"allOf": [against, other]}]
     return _with(rest, {"anyOf": [b for b in branches if False not in b["allOf"]] or [False]})
 
 

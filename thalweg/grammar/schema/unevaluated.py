@@ -24,16 +24,16 @@ Way = list[Any]
 
 def rewrite_unevaluated(schema: dict[str, Any], look: Look, at: str) -> dict[str, Any]:
     """The schema without either keyword. GrammarError if its ways are too many or unknown."""
-    asked = [k for k in (PROPERTIES, ITEMS) if k in schema]
-    rest = {k: v for k, v in schema.items() if k not in asked}
-    asked = [k for k in asked if schema[k] is not True]
-    if not asked:
+    requested = [k for k in (PROPERTIES, ITEMS) if k in schema]
+    rest = {k: v for k, v in schema.items() if k not in requested}
+    requested = [k for k in requested if schema[k] is not True]
+    if not requested:
         return rest
     kept = {k: v for k, v in rest.items() if (k.startswith("$") and k != "$ref") or k == "definitions"}
-    ways = _ways({k: v for k, v in rest.items() if k not in kept}, look, f"{at}/{asked[0]}", 0)
+    ways = _ways({k: v for k, v in rest.items() if k not in kept}, look, f"{at}/{requested[0]}", 0)
     forms = []
     for way in ways:
-        more = [_close_branch(k, way, schema[k]) for k in asked]
+        more = [_close_branch(k, way, schema[k]) for k in requested]
         forms.append({"allOf": [*way, *(m for m in more if m is not None)]})
     return {**kept, "anyOf": forms} if len(forms) > 1 else {**kept, **forms[0]}
 
@@ -46,8 +46,8 @@ def _close_branch(key: str, way: Way, value: Any) -> dict[str, Any] | None:
             return None
         named = {n: True for s in way for n in s.get("properties", ())}
         matched = {p: True for s in way for p in s.get("patternProperties", ())}
-        made: dict[str, Any] = {"properties": named, "additionalProperties": value}
-        return {**made, "patternProperties": matched} if matched else made
+        result: dict[str, Any] = {"properties": named, "additionalProperties": value}
+        return {**result, "patternProperties": matched} if matched else result
     if any("items" in s or ITEMS in s for s in way):
         return None
     first = max((len(s.get("prefixItems", ())) for s in way), default=0)

@@ -20,8 +20,8 @@ def _sample(name: str, heads: int, *chosen: list[int], **static: int) -> Sample:
         q, held = rng.normal(size=(4, heads, 16)), rng.normal(size=(6, 4, 16))
         seq, last = np.array([0, 0, 1, 1], np.int32), np.array([9, 11, -1, 6], np.int32)
         weights = rng.normal(size=(4, heads)).astype(np.float32)
-        made = q.astype(np.float16), weights, held.astype(np.float16), _TABLE, seq, last
-        return (*made, np.array(chosen, np.int32)) if chosen else made
+        result = q.astype(np.float16), weights, held.astype(np.float16), _TABLE, seq, last
+        return (*result, np.array(chosen, np.int32)) if chosen else result
 
     return Sample(name, make, static)
 

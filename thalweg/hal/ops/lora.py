@@ -83,16 +83,16 @@ def lora_add(
     adapter has. The rest of a and b is not read. A x and the sum over ranks are float32, and only the result is rounded to y's
     type. The result may lie in the memory of y: callers use the returned array."""
     # Matrix libraries sum a width that is no multiple of 16 in an order that depends on the number of rows.
-    wide, made, first = pad(x.to(torch.float32), (0, -x.shape[1] % ALIGNED)), [], 0
+    wide, result, first = pad(x.to(torch.float32), (0, -x.shape[1] % ALIGNED)), [], 0
     for i, count in enumerate(rows):
         part = y[:, first : first + count]
         for s in range(NONE + 1, a.shape[0]):
             part = torch.where(
                 (slots == s)[:, None], _change(part, wide, a[s], b[s, :, first : first + count], i, ranks[s, i]), part
             )
-        made.append(part)
+        result.append(part)
         first += count
-    return torch.cat(made, 1)
+    return torch.cat(result, 1)
 
 
 def _rescale_sample(tokens: int, outputs: int) -> Sample:

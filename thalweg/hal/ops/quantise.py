@@ -114,8 +114,8 @@ def _by_blocks(x: Tensor, act: str, rule: str, scale: Tensor | None) -> Tensor:
         else:
             each = _power(_nonzero(largest), top, rule)
         values = wide / _nonzero(each)
-        made = _nearest(values, "float8_e4m3fn").to(torch.float32) if act == "mxfp8" else to_e2m1(values)
-        return (made * each).to(parts.dtype)
+        result = _nearest(values, "float8_e4m3fn").to(torch.float32) if act == "mxfp8" else to_e2m1(values)
+        return (result * each).to(parts.dtype)
 
     return _in_groups(x, size, round_group)
 
@@ -327,19 +327,19 @@ def _from_minimum(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
     nearer: values that are integers times a scale already need not use all."""
     top = (1 << format.bits) - 1
     low, span = wide.amin(-1), wide.amax(-1) - wide.amin(-1)
-    made: tuple[Tensor, Tensor, Tensor] | None = None
+    result: tuple[Tensor, Tensor, Tensor] | None = None
     for steps in range(top, top // 2 if format.bits == 4 else top - 1, -1):
         scales = _scales(span / steps, format)
         codes = (wide - low[..., None]).div_(scales[..., None]).round_().clamp_(0, top)
         error = (codes * scales[..., None]).add_(low[..., None]).sub_(wide).square_().sum(-1)
-        if made is not None:
-            least, old_scales, old_codes = made
+        if result is not None:
+            least, old_scales, old_codes = result
             nearer = error < least
             codes = torch.where(nearer[..., None], codes, old_codes)
             error, scales = torch.where(nearer, error, least), torch.where(nearer, scales, old_scales)
-        made = error, scales, codes
-    assert made is not None
-    return {"codes": made[2].to(torch.uint8), "scales": made[1], "mins": -low}
+        result = error, scales, codes
+    assert result is not None
+    return {"codes": result[2].to(torch.uint8), "scales": result[1], "mins": -low}
 
 
 def _few_codes(wide: Tensor, bits: int) -> dict[str, Tensor]:
@@ -357,11 +357,11 @@ def _few_codes(wide: Tensor, bits: int) -> dict[str, Tensor]:
         if not len(left):
             break
         tried = most[left] / code
-        made = (groups[left] / tried).round_().clamp_(low, -low - 1)
-        off = (made * tried).sub_(groups[left]).square_().sum(-1, keepdim=True)
+        result = (groups[left] / tried).round_().clamp_(low, -low - 1)
+        off = (result * tried).sub_(groups[left]).square_().sum(-1, keepdim=True)
         nearer = off < error[left]
         error[left] = torch.where(nearer, off, error[left])
-        scales[left], codes[left] = torch.where(nearer, tried, scales[left]), torch.where(nearer, made, codes[left])
+        scales[left], codes[left] = torch.where(nearer, tried, scales[left]), torch.where(nearer, result, codes[left])
     fitted = (codes * groups).sum(-1, keepdim=True) / codes.square().sum(-1, keepdim=True)
     scales = torch.where(groups.any(-1, keepdim=True), fitted, 1.0).to(torch.float16).to(torch.float32)
     return {"codes": codes.to(torch.int8).view_as(wide), "scales": scales.view(wide.shape[:-1])}

@@ -48,8 +48,8 @@ def round_groups(x: Tensor, *, form: str, group: int) -> Tensor:
         values = values.clamp(-448, 448).to(torch.float8_e4m3fn).to(torch.float32)
     else:
         values = to_e2m1(values)
-    made: Tensor = (values * scale).flatten(-2)[..., :width].to(x.dtype)
-    return made
+    result: Tensor = (values * scale).flatten(-2)[..., :width].to(x.dtype)
+    return result
 
 
 def _next_power(x: Tensor) -> Tensor:

@@ -71,8 +71,8 @@ def scan_in_place(
         state = walk.enter(t) * exponential(rate * far[t]) + b[t] * more[t]
         out.append((state * c[t]).sum(0))
         walk.leave(t, state)
-    made = (torch.stack(out) + skip * wide) * silu(gate.to(torch.float32))
-    return made.to(x.dtype), held
+    result = (torch.stack(out) + skip * wide) * silu(gate.to(torch.float32))
+    return result.to(x.dtype), held
 
 
 def _ssd_sample(name: str, groups: int, heads: int, width: int, size: int, **limits: float) -> Sample:
@@ -125,8 +125,8 @@ def ssd_in_place(
         state = walk.enter(t) * decay[t, :, None, None] + b[t] * more[t].unsqueeze(1)
         out.append((state * c[t]).sum(1))
         walk.leave(t, state)
-    made = torch.stack(out) + skip.unsqueeze(-1) * wide
-    return made.to(x.dtype), held
+    result = torch.stack(out) + skip.unsqueeze(-1) * wide
+    return result.to(x.dtype), held
 
 
 def ssd_steps(step: Tensor, log_rate: Tensor, bias: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:

@@ -98,8 +98,8 @@ def put(device: Device, op: Op, bound: BoundOp, args: Sequence[torch.Tensor]) ->
     """Arguments on the device, the weight packed as this kernel wants it."""
     placed = [device.put(a.clone()) for a in args]
     for i in WEIGHTS.get(op.name, ()):
-        said = bound.choice.spec
-        placed[i] = bound.pack(_weight(device, args[i], _format(op, i, said), said.get("experts", said.get("heads", 1))))
+        spec = bound.choice.spec
+        placed[i] = bound.pack(_weight(device, args[i], _format(op, i, spec), spec.get("experts", spec.get("heads", 1))))
     return placed
 
 
@@ -112,8 +112,8 @@ def _format(op: Op, argument: int, facts: Mapping[str, Any]) -> WeightFormat:
 
 def _weight(device: Device, weight: torch.Tensor, format: WeightFormat, matrices: int) -> QTensor:
     shape = (weight.shape[0], weight.shape[1])
-    made = quantise(weight, format) if format != DENSE else QTensor(DENSE, shape, {"weight": weight.clone()})
-    return QTensor(format, shape, {name: device.put(a) for name, a in made.data.items()}, matrices)
+    result = quantise(weight, format) if format != DENSE else QTensor(DENSE, shape, {"weight": weight.clone()})
+    return QTensor(format, shape, {name: device.put(a) for name, a in result.data.items()}, matrices)
 
 
 class CompiledFunction:

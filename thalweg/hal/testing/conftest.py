@@ -40,11 +40,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _part(config: pytest.Config) -> tuple[int, int]:
-    said = config.getoption("--part", "1/1")
-    numbers = re.fullmatch(r"(\d+)/(\d+)", said)
+    share = config.getoption("--part", "1/1")
+    numbers = re.fullmatch(r"(\d+)/(\d+)", share)
     part, parts = map(int, numbers.groups()) if numbers else (0, 0)
     if not 1 <= part <= parts:
-        raise pytest.UsageError(f"--part: {said!r} is not the I-th of N parts, as in 2/5")
+        raise pytest.UsageError(f"--part: {share!r} is not the I-th of N parts, as in 2/5")
     return part, parts
 
 
@@ -58,21 +58,21 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 def _open(config: pytest.Config) -> tuple[Platform, Device | None, str]:
     """(platform, device or None, why not), once per run."""
-    made = config.stash.get(_KEY, None)
-    if made is None:
+    result = config.stash.get(_KEY, None)
+    if result is None:
         platform = discovery.load(config.getoption("--platform", "reference"))
         try:
             platform = _apply_options(platform, config.getoption("--platform-options", ""))
-            made = (platform, platform.open(Place()), "")
+            result = (platform, platform.open(Place()), "")
         except DeviceError as e:
-            made = (platform, None, str(e))
-        config.stash[_KEY] = made
-    return made
+            result = (platform, None, str(e))
+        config.stash[_KEY] = result
+    return result
 
 
-def _apply_options(platform: Platform, said: str) -> Platform:
+def _apply_options(platform: Platform, share: str) -> Platform:
     """The platform with the options of --platform-options, a JSON object."""
-    given = json.loads(said) if said else {}
+    given = json.loads(share) if share else {}
     if platform.options is None:
         if given:
             raise pytest.UsageError(f"--platform-options: platform {platform.name} has no options")

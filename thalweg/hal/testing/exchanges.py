@@ -109,12 +109,12 @@ def _refusal(device: Device, exchange: Exchange) -> str:
 
 
 def main(name: str, options: str, place: str, results: str) -> None:
-    said = json.loads(place)
+    rank = json.loads(place)
     platform = discovery.load(name)
     if options:
         platform = platform.with_options(dataclasses.replace(platform.options, **json.loads(options)))
     try:
-        device = platform.open(Place(said["rank"], said["world"], tuple(said["devices"]), said["environment"]))
+        device = platform.open(Place(rank["rank"], rank["world"], tuple(rank["devices"]), rank["environment"]))
     except ThalwegError as e:
         sys.exit(f"cannot open: {e}")
     out: dict[str, Any] = {"ordered": device.comm.ordered, "size": device.comm.size}

@@ -54,16 +54,16 @@ def _draw(op: Op, m: int, what: str, **static: Any) -> Workload:
     def make(rng: np.random.Generator) -> Sequence[Any]:
         logits = rng.standard_normal((m, VOCAB), np.float32) * np.float32(2.5)
         k, p = (50, 1) if what == "top_k" else (0, 0.95)
-        asked = np.full(m, k, np.int32), np.full(m, p, np.float32), np.zeros(m, np.float32)
+        requested = np.full(m, k, np.int32), np.full(m, p, np.float32), np.zeros(m, np.float32)
         if op in (ops.truncate, ops.draw):
             logits[:, :40] += np.linspace(20, 12, 40, dtype=np.float32)  # a model's distribution has a few likely tokens
         if op is ops.truncate:
-            return logits, *asked
+            return logits, *requested
         if op is ops.logprobs:
             return logits, np.zeros(m, np.int32)
         seed = rng.integers(0, 2**31, (m, 2)).astype(np.int32)
         if op is ops.draw:
-            return logits, np.full(m, 0.8, np.float32), *asked, seed, np.arange(m, dtype=np.int32)
+            return logits, np.full(m, 0.8, np.float32), *requested, seed, np.arange(m, dtype=np.int32)
         return logits, np.full(m, float(what == "random"), np.float32), seed, np.arange(m, dtype=np.int32)
 
     return Workload(op, Sample(f"{m}x{VOCAB}-{what}", make, static), 4 * m * VOCAB)

@@ -55,8 +55,8 @@ def places(spec: AttnSpec, rows: int = 9) -> tuple[np.ndarray, np.ndarray, np.nd
     if not spec.placed:
         return None
     n = 2 * spec.reach + 1
-    made = np.sin(np.arange(2 * rows * spec.heads * spec.head_dim, dtype=np.float32) ** 1.5)
-    keys, queries = made.reshape(2, rows, spec.heads, spec.head_dim)
+    result = np.sin(np.arange(2 * rows * spec.heads * spec.head_dim, dtype=np.float32) ** 1.5)
+    keys, queries = result.reshape(2, rows, spec.heads, spec.head_dim)
     return np.arange(n) * rows // n, keys, queries
 
 

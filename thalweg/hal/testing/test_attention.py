@@ -69,9 +69,9 @@ def _size(attention: AttentionBackend) -> int:
 
 def _fill_cache(device: Device, attention: Any, spec: AttnSpec, mix: list[tuple[int, int]], size: int, seed: int) -> Any:
     """Stories, their cache with everything but the new tokens already computed, its tables and its start positions."""
-    made = rng("attention", seed)
-    stories = [seq.story(made, spec, length, new) for length, new in mix]
-    table, blocks = seq.tables(made, stories, size)
+    result = rng("attention", seed)
+    stories = [seq.story(result, spec, length, new) for length, new in mix]
+    table, blocks = seq.tables(result, stories, size)
     cache = seq.Cache(device, attention, spec, size, blocks)
     seq.poison(cache, blocks, size, spec)
     start = [s.length - s.query for s in stories]
@@ -219,10 +219,10 @@ def test_a_token_is_the_same_bits_alone_in_a_crowd_and_in_any_chunking(
         pytest.skip(f"{attention.name} does not claim it")
     size = _size(attention)
     spec = _ready(attention, spec, dtype, size)
-    made, length = rng("chunks", dtype), 620
-    mine, others = seq.story(made, spec, length, length), [seq.story(made, spec, n, n) for n in (1, 90, 290, 610)]
+    result, length = rng("chunks", dtype), 620
+    mine, others = seq.story(result, spec, length, length), [seq.story(result, spec, n, n) for n in (1, 90, 290, 610)]
     stories = [mine, *others]
-    table, blocks = seq.tables(made, stories, size)
+    table, blocks = seq.tables(result, stories, size)
     alone = seq.Cache(device, attention, spec, size, blocks)
     whole = alone.attend(seq.batch_of(table[:1], [0], [length]), *seq.rows([mine], [0], [length]))
     for chunks in ([64], [255], [1, 1, 3, 17, 1, 40]):
@@ -248,11 +248,11 @@ def test_a_backend_that_turns_gives_what_the_ops_and_it_give(
     spec, prologue = _ready(attention, spec, dtype, size), PROLOGUES[which](spec.head_dim)
     if (why := attention.fuses(spec, prologue)) is not None:
         pytest.skip(f"{attention.name} refuses: {why}")
-    made = rng("turned", which)
-    fused = seq.build_fused(made, spec, prologue, max(length for length, _ in MIX))
-    plain = [seq.story(made, spec, length, new) for length, new in MIX]
+    result = rng("turned", which)
+    fused = seq.build_fused(result, spec, prologue, max(length for length, _ in MIX))
+    plain = [seq.story(result, spec, length, new) for length, new in MIX]
     turned = [fused.of(s) for s in plain]
-    table, blocks = seq.tables(made, plain, size)
+    table, blocks = seq.tables(result, plain, size)
     want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype)) for s in turned])
     query, start = [s.query for s in plain], [s.length - s.query for s in plain]
     old = [i for i, n in enumerate(start) if n]

@@ -36,9 +36,9 @@ def results(request: pytest.FixtureRequest, platform: Platform, tmp_path_factory
     processes = []
     for p in places:
         environment = {**p.environment, RENDEZVOUS: f"file://{folder / 'meet'}"}
-        said = json.dumps({"rank": p.rank, "world": p.world, "devices": p.devices, "environment": environment})
+        place = json.dumps({"rank": p.rank, "world": p.world, "devices": p.devices, "environment": environment})
         to = folder / f"{p.rank}.json"
-        processes.append(subprocess.Popen([*command, said, str(to)], stderr=subprocess.PIPE, text=True))
+        processes.append(subprocess.Popen([*command, place, str(to)], stderr=subprocess.PIPE, text=True))
     try:
         words = [process.communicate(timeout=SECONDS)[1] for process in processes]
     finally:
@@ -91,12 +91,12 @@ def test_an_exchange_executes_to_the_contract_on_every_rank_in_every_call(name: 
         want = _want(name, x, ranks).to(torch.float32).numpy()
         for rank, found in enumerate(results):
             shape, numbers = found[f"{name}, {kind}, {call}"]
-            got, said = np.array(numbers, np.float32).reshape(shape), f"rank {rank}, call {call}"
+            got, place = np.array(numbers, np.float32).reshape(shape), f"rank {rank}, call {call}"
             if "gather" not in name and not found["ordered"]:
                 bound = np.abs(want).max(initial=1.0) * ranks * (1e-2 if kind == "bfloat16" else 1e-5)
-                np.testing.assert_allclose(got, want, rtol=0, atol=bound, err_msg=said)
+                np.testing.assert_allclose(got, want, rtol=0, atol=bound, err_msg=place)
             else:
-                np.testing.assert_array_equal(got, want, err_msg=said)
+                np.testing.assert_array_equal(got, want, err_msg=place)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -62,9 +62,9 @@ def test_a_platform_without_knobs_set_is_itself_and_one_of_wrong_knobs_is_none(p
     with pytest.raises(DeviceError, match=r"not int"):
         platform.with_options(1)
     if platform.options is not None:
-        made, given = platform.with_options(platform.options), dataclasses.replace(platform.options)
-        assert made.with_options(given).options is given
-        assert made.options is platform.options
+        result, given = platform.with_options(platform.options), dataclasses.replace(platform.options)
+        assert result.with_options(given).options is given
+        assert result.options is platform.options
 
 
 def test_memory_is_within_its_total(device: Device) -> None:

@@ -119,13 +119,13 @@ class ChunkStream:
         return chunks
 
     def _make(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-        made = self._counts[choice.index] = self._counts.get(choice.index, 0) + len(choice.token_ids)
+        result = self._counts[choice.index] = self._counts.get(choice.index, 0) + len(choice.token_ids)
         chunk: dict[str, Any] = {"token_ids": list(choice.token_ids), "index": choice.index}
         if choice.logprobs:
             chunk |= _make_logprobs(choice, self._candidates)
         if choice.finish_reason:
             prompt = len(output.prompt_token_ids or ())
-            usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+            usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": result, "total_tokens": prompt + result}
             if output.num_cached_tokens is not None:
                 usage["prompt_tokens_details"] = {"cached_tokens": output.num_cached_tokens}
             if output.kv_transfer_params is not None:
@@ -137,16 +137,16 @@ class ChunkStream:
 def _make_logprobs(choice: CompletionOutput, candidates: int) -> dict[str, Any]:
     """log_probs has the sampled token's of each position. top_logprobs has all that were requested, if any were."""
     rows = [dict(row) for row in choice.logprobs or ()]
-    made: dict[str, Any] = {"log_probs": [row[token].logprob for row, token in zip(rows, choice.token_ids, strict=True)]}
+    result: dict[str, Any] = {"log_probs": [row[token].logprob for row, token in zip(rows, choice.token_ids, strict=True)]}
     if candidates:
-        made["top_logprobs"] = [
+        result["top_logprobs"] = [
             [
                 {"rank": one.rank, "token_id": token, "token": one.decoded_token, "logprob": one.logprob}
                 for token, one in row.items()
             ]
             for row in rows
         ]
-    return made
+    return result
 
 
 def _make_prompt_logprobs(rows: Any) -> list[dict[str, Any] | None]:

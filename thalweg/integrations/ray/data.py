@@ -58,10 +58,10 @@ class BatchGenerator:
             )
         texts, counts, reasons, errors = [], [], [], []
         for output, error in self._run(run, rows):
-            made = output.outputs[0] if output is not None else None
-            texts.append(made.text if made else "")
-            counts.append(len(made.token_ids) if made else 0)
-            reasons.append((made.finish_reason or "") if made else "error")
+            result = output.outputs[0] if output is not None else None
+            texts.append(result.text if result else "")
+            counts.append(len(result.token_ids) if result else 0)
+            reasons.append((result.finish_reason or "") if result else "error")
             errors.append(error)
         new = {TEXT: np.array(texts, object), TOKENS: np.array(counts), REASON: np.array(reasons, object)}
         return {**batch, **new, ERROR: np.array(errors, object)}

@@ -30,7 +30,7 @@ LONGEST = 3600.0
 BINS, SOURCES = 128, 1500
 
 
-def _qwen2_audio(config: Config, said: Config) -> AudioProcessor:
+def _qwen2_audio(config: Config, options: Config) -> AudioProcessor:
     heard = _audio_config(config)
     chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
     return AudioProcessor(
@@ -44,7 +44,7 @@ def _qwen2_audio(config: Config, said: Config) -> AudioProcessor:
     )
 
 
-def _audio_flamingo3(config: Config, said: Config) -> AudioProcessor:
+def _audio_flamingo3(config: Config, options: Config) -> AudioProcessor:
     """Ten minutes, in chunks that the encoder reads as separate clips."""
     heard = _audio_config(config)
     chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
@@ -54,19 +54,19 @@ def _audio_flamingo3(config: Config, said: Config) -> AudioProcessor:
     )  # fmt: skip
 
 
-def _music_flamingo(config: Config, said: Config) -> AudioProcessor:
+def _music_flamingo(config: Config, options: Config) -> AudioProcessor:
     """The same for twenty minutes, with rotary time embeddings on the vectors."""
-    around, made = outer(config), _audio_flamingo3(config, said)
+    around, result = outer(config), _audio_flamingo3(config, options)
     rope = {"partial_rotary_factor": 0.2, "rope_theta": 1200.0, **section(around, "rope_parameters")}
-    step = real(around, "audio_frame_step", 1e-6, 1, default=HOP / RATE) * 2 * made.group
+    step = real(around, "audio_frame_step", 1e-6, 1, default=HOP / RATE) * 2 * result.group
     edges = (integer(around, f"audio_{end}_token_id", low=0, default=id) for end, id in (("bos", 151_670), ("eos", 151_671)))
     return msgspec.structs.replace(
-        made, most=2 * made.most, spun=int(made.hidden * real(rope, "partial_rotary_factor", 0, 0.5)),
+        result, most=2 * result.most, spun=int(result.hidden * real(rope, "partial_rotary_factor", 0, 0.5)),
         spin=(real(rope, "rope_theta", 1, 1e9), step), edges=tuple(edges),
     )  # fmt: skip
 
 
-def _voxtral(config: Config, said: Config) -> AudioProcessor:
+def _voxtral(config: Config, options: Config) -> AudioProcessor:
     heard = _audio_config(config)
     chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
     hidden, inner = _hidden_size(heard), integer(heard, "intermediate_size", high=1 << 24, default=5120)
@@ -77,10 +77,10 @@ def _voxtral(config: Config, said: Config) -> AudioProcessor:
     )  # fmt: skip
 
 
-def _glm_asr(config: Config, said: Config) -> AudioProcessor:
+def _glm_asr(config: Config, options: Config) -> AudioProcessor:
     """In chunks as above, each padded with silence that the encoder reads too."""
     heard = _audio_config(config)
-    chunk = integer(said, "chunk_length", high=600, default=30, where=FILE) * RATE // HOP
+    chunk = integer(options, "chunk_length", high=600, default=30, where=FILE) * RATE // HOP
     hidden, heads = _hidden_size(heard), integer(heard, "num_attention_heads", high=1 << 12, default=20)
     rope = {"partial_rotary_factor": 0.5, **section(heard, "rope_parameters", "config.json: audio_config")}
     group = integer(heard, "intermediate_size", high=1 << 24, default=5120) // hidden
@@ -92,20 +92,20 @@ def _glm_asr(config: Config, said: Config) -> AudioProcessor:
     )  # fmt: skip
 
 
-def _qwen2_5_omni(config: Config, said: Config) -> AudioProcessor:
+def _qwen2_5_omni(config: Config, options: Config) -> AudioProcessor:
     heard = _audio_config(config)
     return AudioProcessor(
         **_common_settings(config, heard, 151_646), chunk=2 * integer(heard, "n_window", high=1 << 16, default=100), halvings=1,
-        group=2, most=float(integer(said, "chunk_length", high=3600, default=300, where=FILE)), least=3, ends="short",
+        group=2, most=float(integer(options, "chunk_length", high=3600, default=300, where=FILE)), least=3, ends="short",
         sines=True,
     )  # fmt: skip
 
 
-def _qwen3_omni(config: Config, said: Config) -> AudioProcessor:
+def _qwen3_omni(config: Config, options: Config) -> AudioProcessor:
     return AudioProcessor(**_qwen3(config, 151_646), least=2, ends="short")
 
 
-def _qwen3_asr(config: Config, said: Config) -> AudioProcessor:
+def _qwen3_asr(config: Config, options: Config) -> AudioProcessor:
     """Half a second at least."""
     return AudioProcessor(**_qwen3(config, 151_676), least=50, lengthen=True, ends="zeros")
 
@@ -181,13 +181,15 @@ def load_audio_processor(config: Config, path: Path) -> AudioProcessor | None:
         return None
     if read not in (wav2vec, wav2vec2_bert) and not ({"audio_config", "encoder_config"} & outer(config).keys()):
         return None
-    said = read_settings(folder(path))
+    options = read_settings(folder(path))
     if read in OTHER_SPECTRA:
-        return read(config, said)
+        return read(config, options)
     for key, ours in (("sampling_rate", RATE), ("hop_length", HOP), ("n_fft", WINDOW)):
-        if said.get(key, ours) != ours:
-            raise UnsupportedModelError(f"{FILE}: {key}: {said[key]!r:.40} is not supported by this version; supported: {ours}")
-    return read(config, said)
+        if options.get(key, ours) != ours:
+            raise UnsupportedModelError(
+                f"{FILE}: {key}: {options[key]!r:.40} is not supported by this version; supported: {ours}"
+            )
+    return read(config, options)
 
 
 def read_settings(where: Path) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class FunAsrNanoAudio(AudioProcessor, frozen=True, kw_only=True):
         ), frames)  # fmt: skip
 
 
-def fun_asr_nano(config: Config, said: Config) -> FunAsrNanoAudio:
+def fun_asr_nano(config: Config, options: Config) -> FunAsrNanoAudio:
     heard = outer(config).get("audio_config")
     heard = heard if isinstance(heard, dict) else {}
     bins = integer(heard, "num_mel_bins", high=1 << 12, default=80)
@@ -58,9 +58,9 @@ def fun_asr_nano(config: Config, said: Config) -> FunAsrNanoAudio:
         "stride_lfr": STRIDE, "window": "hamming",
     }  # fmt: skip
     for key, value in ours.items():
-        if said.get(key, value) != value:
+        if options.get(key, value) != value:
             raise UnsupportedModelError(
-                f"{FILE}: {key}: {said[key]!r:.40} is not supported by this version; supported: {value}"
+                f"{FILE}: {key}: {options[key]!r:.40} is not supported by this version; supported: {value}"
             )
     if integer(heard, "num_stacked_frames", default=STACK) != STACK:
         raise UnsupportedModelError(f"config.json: audio_config: num_stacked_frames: only {STACK} is supported")

@@ -36,9 +36,9 @@ class GraniteSpeechAudio(AudioProcessor, frozen=True, kw_only=True):
 
     def mel(self, sound: np.ndarray) -> np.ndarray:
         """f32[samples] at RATE -> f32[2 * bins, frames]: the spectrum of each frame's two windows."""
-        made = spectrum(sound, self.bins, transform=FFT, htk=True, closed=True)
+        result = spectrum(sound, self.bins, transform=FFT, htk=True, closed=True)
         frames = self.frames(sound.size)
-        return np.ascontiguousarray(made[:, : 2 * frames].T.reshape(frames, 2 * self.bins).T)
+        return np.ascontiguousarray(result[:, : 2 * frames].T.reshape(frames, 2 * self.bins).T)
 
     def batch(self, mel: np.ndarray, frames: int) -> StepBatch:
         total = mel.shape[1]
@@ -51,9 +51,9 @@ class GraniteSpeechAudio(AudioProcessor, frozen=True, kw_only=True):
         return make_part_batch(frame_part, total)
 
 
-def granite_speech(config: Config, said: Config) -> GraniteSpeechAudio:
+def granite_speech(config: Config, options: Config) -> GraniteSpeechAudio:
     around = outer(config)
-    spectra = said.get("melspec_kwargs")
+    spectra = options.get("melspec_kwargs")
     spectra = spectra if isinstance(spectra, dict) else {}
     for key, ours in (("sample_rate", RATE), ("hop_length", HOP), ("n_fft", FFT), ("win_length", WINDOW)):
         if spectra.get(key, ours) != ours:

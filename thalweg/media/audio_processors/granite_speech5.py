@@ -23,9 +23,9 @@ class GraniteSpeech5Audio(ClipAudio, frozen=True, kw_only=True):
         """f32[samples] at RATE -> f32[4 * bins, pairs]. The last pair is filled up with silence."""
         frames = PAIR * -(-(sound.size // HOP) // PAIR)
         wave = np.pad(sound.astype(F32), (0, max(0, (frames - 1) * HOP + 1 - sound.size)))
-        made = spectrum(wave, self.bins, transform=FFT, htk=True, closed=True, frames=frames)
-        around = np.pad(made, ((0, 0), (1, 1)), mode="edge")
-        both = np.concatenate((made, (around[:, 2:] - around[:, :-2]) / F32(2)))
+        result = spectrum(wave, self.bins, transform=FFT, htk=True, closed=True, frames=frames)
+        around = np.pad(result, ((0, 0), (1, 1)), mode="edge")
+        both = np.concatenate((result, (around[:, 2:] - around[:, :-2]) / F32(2)))
         return np.ascontiguousarray(both.T.reshape(frames // PAIR, -1).T, F32)
 
 
@@ -38,7 +38,7 @@ def halved_layers(encoder: Config) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-def granite_speech5(config: Config, said: Config) -> GraniteSpeech5Audio:
+def granite_speech5(config: Config, options: Config) -> GraniteSpeech5Audio:
     encoder = encoder_settings(config)
     bins = integer(encoder, "num_mel_bins", high=1 << 12, default=80)
     ours = {
@@ -46,8 +46,8 @@ def granite_speech5(config: Config, said: Config) -> GraniteSpeech5Audio:
         "delta_win_length": DELTA, "logmel_floor_db": 8.0,
     }  # fmt: skip
     for key, value in ours.items():
-        if said.get(key, value) != value:
-            raise UnsupportedModelError(f"{FILE}: {key}: {said[key]!r:.40} is not supported; supported: {value}")
+        if options.get(key, value) != value:
+            raise UnsupportedModelError(f"{FILE}: {key}: {options[key]!r:.40} is not supported; supported: {value}")
     return GraniteSpeech5Audio(
         token=0, bins=bins, hidden=integer(encoder, "hidden_size", high=1 << 20, default=1024), most=LONGEST, least=1,
         stride=HOP * PAIR * 2 ** len(halved_layers(encoder)), shortest=RATE // 4,

@@ -57,8 +57,8 @@ def kaldi_spectrum(sound: np.ndarray, bins: int, *, scale: float = SCALE, shape:
     windows = np.concatenate((first, windows[:, 1:] - EMPHASIS * windows[:, :-1]), 1)
     shape = np.hanning(WINDOW) ** 0.85 if shape is None else shape
     power = np.abs(np.fft.rfft(windows * shape, FFT)) ** 2 @ kaldi_filters(bins, *PAIR_EDGES)
-    made: np.ndarray = np.log(np.maximum(power, PAIR_FLOOR))
-    return made
+    result: np.ndarray = np.log(np.maximum(power, PAIR_FLOOR))
+    return result
 
 
 def _windows(wave: np.ndarray) -> np.ndarray:
@@ -66,8 +66,8 @@ def _windows(wave: np.ndarray) -> np.ndarray:
 
 
 def _power(wave: np.ndarray, shape: np.ndarray) -> np.ndarray:
-    made: np.ndarray = np.abs(np.fft.rfft(_windows(wave) * shape, FFT)) ** 2
-    return made
+    result: np.ndarray = np.abs(np.fft.rfft(_windows(wave) * shape, FFT)) ** 2
+    return result
 
 
 @cache
@@ -79,25 +79,25 @@ def kaldi_filters(bins: int, low: float, high: float) -> np.ndarray:
 
     edges, at = np.linspace(mel(low), mel(high), bins + 2), mel(np.linspace(0.0, RATE / 2, FFT // 2 + 1))[:, None]
     rise, fall = (at - edges[:-2]) / np.diff(edges)[:-1], (edges[2:] - at) / np.diff(edges)[1:]
-    made: np.ndarray = np.maximum(0.0, np.minimum(rise, fall))
-    made[0] = 0.0
-    made.flags.writeable = False
-    return made
+    result: np.ndarray = np.maximum(0.0, np.minimum(rise, fall))
+    result[0] = 0.0
+    result.flags.writeable = False
+    return result
 
 
-def lasr(config: Config, said: Config) -> LasrAudio:
+def lasr(config: Config, options: Config) -> LasrAudio:
     encoder = encoder_settings(config)
     bins = integer(encoder, "num_mel_bins", high=1 << 12, default=128)
-    _check(said, hop_length=HOP, n_fft=FFT, win_length=WINDOW, feature_size=bins, sampling_rate=RATE)
+    _check(options, hop_length=HOP, n_fft=FFT, win_length=WINDOW, feature_size=bins, sampling_rate=RATE)
     return LasrAudio(
         token=0, bins=bins, hidden=integer(encoder, "hidden_size", high=1 << 20, default=512), most=LASR_SECONDS, least=1,
         stride=HOP * integer(encoder, "subsampling_conv_stride", high=1 << 8, default=2) ** 2, shortest=RATE // 4,
     )  # fmt: skip
 
 
-def wav2vec2_bert(config: Config, said: Config) -> PairAudio:
+def wav2vec2_bert(config: Config, options: Config) -> PairAudio:
     inputs = integer(config, "feature_projection_input_dim", high=1 << 16, default=160)
-    _check(said, stride=PAIR, num_mel_bins=inputs // PAIR, sampling_rate=RATE)
+    _check(options, stride=PAIR, num_mel_bins=inputs // PAIR, sampling_rate=RATE)
     return PairAudio(
         token=0, bins=inputs // PAIR, hidden=integer(config, "hidden_size", high=1 << 20), most=LONGEST, least=1,
         stride=PAIR * HOP * _pooling(config), shortest=SHORTEST,
@@ -115,9 +115,9 @@ def adapter_stride(config: Config) -> int:
     return integer(config, "adapter_stride", high=16, default=2)
 
 
-def _check(said: Config, **ours: int) -> None:
+def _check(options: Config, **ours: int) -> None:
     for key, value in ours.items():
-        if said.get(key, value) != value:
+        if options.get(key, value) != value:
             raise UnsupportedModelError(
-                f"{FILE}: {key}: {said[key]!r:.40} is not supported by this version; supported: {value}"
+                f"{FILE}: {key}: {options[key]!r:.40} is not supported by this version; supported: {value}"
             )

@@ -46,8 +46,8 @@ def parakeet_spectrum(sound: np.ndarray, bins: int, emphasis: float, normed: boo
         (np.abs(np.fft.rfft(windows[at : at + FRAMES] * shape, FFT)) ** 2) @ filters for at in range(0, frames, FRAMES)
     ])  # fmt: skip
     logs = np.log(power + GUARD)
-    made = (logs - logs.mean(0)) / (logs.std(0, ddof=1) + EPSILON) if normed else logs
-    return np.ascontiguousarray(made.T, F32)
+    result = (logs - logs.mean(0)) / (logs.std(0, ddof=1) + EPSILON) if normed else logs
+    return np.ascontiguousarray(result.T, F32)
 
 
 def encoder_settings(config: Config) -> Config:
@@ -58,23 +58,23 @@ def encoder_settings(config: Config) -> Config:
     return encoder
 
 
-def parakeet(config: Config, said: Config) -> ParakeetAudio:
+def parakeet(config: Config, options: Config) -> ParakeetAudio:
     encoder = encoder_settings(config)
     bins = integer(encoder, "num_mel_bins", high=1 << 12, default=80)
     ours = (("sampling_rate", RATE), ("hop_length", HOP), ("n_fft", FFT), ("win_length", WINDOW), ("feature_size", bins))
     for key, value in ours:
-        if said.get(key, value) != value:
+        if options.get(key, value) != value:
             raise UnsupportedModelError(
-                f"{FILE}: {key}: {said[key]!r:.40} is not supported by this version; supported: {value}"
+                f"{FILE}: {key}: {options[key]!r:.40} is not supported by this version; supported: {value}"
             )
     return ParakeetAudio(
         token=0, bins=bins, hidden=integer(encoder, "hidden_size", high=1 << 20, default=1024), most=LONGEST, least=1,
         stride=HOP * integer(encoder, "subsampling_factor", high=1 << 8, default=8), shortest=SHORTEST,
-        emphasis=0.0 if said.get("preemphasis", 0) is None else real(said, "preemphasis", 0, 1, default=EMPHASIS),
+        emphasis=0.0 if options.get("preemphasis", 0) is None else real(options, "preemphasis", 0, 1, default=EMPHASIS),
     )  # fmt: skip
 
 
-def nemotron_asr(config: Config, said: Config) -> ParakeetAudio:
-    if said.get("mel_filters_dtype", "float32") != "float32":
+def nemotron_asr(config: Config, options: Config) -> ParakeetAudio:
+    if options.get("mel_filters_dtype", "float32") != "float32":
         raise UnsupportedModelError(f"{FILE}: mel_filters_dtype: only float32 is supported by this version")
-    return msgspec.structs.replace(parakeet(config, said), normed=False)
+    return msgspec.structs.replace(parakeet(config, options), normed=False)

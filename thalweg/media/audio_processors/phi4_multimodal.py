@@ -103,11 +103,13 @@ def read_settings(config: Config) -> dict[str, Any]:
     return {**inner, **{key: value for key, value in {**named, **nested}.items() if value is not None}}
 
 
-def phi4_multimodal(config: Config, said: Config) -> Phi4MultimodalAudio:
+def phi4_multimodal(config: Config, options: Config) -> Phi4MultimodalAudio:
     heard, seen = read_settings(config), config.get("vision_config")
     for key, ours in FIXED.items():
-        if said.get(key, ours) != ours:
-            raise UnsupportedModelError(f"{FILE}: {key}: {said[key]!r:.40} is not supported by this version; supported: {ours}")
+        if options.get(key, ours) != ours:
+            raise UnsupportedModelError(
+                f"{FILE}: {key}: {options[key]!r:.40} is not supported by this version; supported: {ours}"
+            )
     return Phi4MultimodalAudio(
         token=integer(heard, "audio_token_id", low=0, default=200_011),
         bins=integer(heard, "input_size", high=1 << 12, default=80),

@@ -71,9 +71,9 @@ class VoxtralRealtimeAudio(AudioProcessor, frozen=True, kw_only=True):
     def live(self, sound: np.ndarray) -> np.ndarray:
         """The same of the begin of a stream: only frames of tokens whose samples are all there, and no silence behind."""
         wave = np.concatenate((np.zeros(self.before * self.step, F32), sound.astype(F32)))
-        made = spectrum(wave, self.bins, top=TOP)
+        result = spectrum(wave, self.bins, top=TOP)
         known = max(0, (wave.size - WINDOW // 2) // HOP + 1)
-        return np.ascontiguousarray(made[:, : known // self.chunk * self.chunk])
+        return np.ascontiguousarray(result[:, : known // self.chunk * self.chunk])
 
     def batch(self, mel: np.ndarray, frames: int) -> StepBatch:
         none, empty = np.zeros(1, I32), np.zeros((1, 0), F32)
@@ -83,7 +83,7 @@ class VoxtralRealtimeAudio(AudioProcessor, frozen=True, kw_only=True):
         ))  # fmt: skip
 
 
-def voxtral_realtime(config: Config, said: Config, path: Path) -> VoxtralRealtimeAudio:
+def voxtral_realtime(config: Config, options: Config, path: Path) -> VoxtralRealtimeAudio:
     around, heard = outer(config), section(outer(config), "audio_config")
     delay = integer(around, "default_num_delay_tokens", low=0, high=1 << 10, default=DELAY)
     chunk = integer(around, "audio_length_per_tok", high=1 << 10, default=8)
@@ -96,9 +96,9 @@ def voxtral_realtime(config: Config, said: Config, path: Path) -> VoxtralRealtim
             f"tekken.json: transcription_delay_ms: {late!r:.40} is not default_num_delay_tokens of config.json, {delay} tokens "
             f"of {chunk * HOP * 1000 // RATE} ms"
         )
-    if said.get("global_log_mel_max", TOP) != TOP:
+    if options.get("global_log_mel_max", TOP) != TOP:
         raise UnsupportedModelError(
-            f"global_log_mel_max: {said['global_log_mel_max']!r:.40} is not supported; supported: {TOP}"
+            f"global_log_mel_max: {options['global_log_mel_max']!r:.40} is not supported; supported: {TOP}"
         )
     return VoxtralRealtimeAudio(
         token=next(_find_pads(path, file), PAD_ID), bins=integer(heard, "num_mel_bins", high=1 << 12, default=128),

@@ -30,14 +30,16 @@ class Wav2VecAudio(ClipAudio, frozen=True, kw_only=True):
         return wave[None].astype(F32)
 
 
-def wav2vec(config: Config, said: Config) -> Wav2VecAudio:
+def wav2vec(config: Config, options: Config) -> Wav2VecAudio:
     for key, ours in (("sampling_rate", RATE), ("feature_size", 1)):
-        if said.get(key, ours) != ours:
-            raise UnsupportedModelError(f"{FILE}: {key}: {said[key]!r:.40} is not supported by this version; supported: {ours}")
+        if options.get(key, ours) != ours:
+            raise UnsupportedModelError(
+                f"{FILE}: {key}: {options[key]!r:.40} is not supported by this version; supported: {ours}"
+            )
     strides = config.get("conv_stride") or [*STRIDES]
     if not isinstance(strides, list) or not all(type(n) is int and 0 < n < 1 << 16 for n in strides):
         raise CheckpointError(f"config.json: conv_stride: must be a list of positive integers, not {strides!r:.80}")
     return Wav2VecAudio(
         token=0, bins=1, hidden=integer(config, "hidden_size", high=1 << 20), most=LONGEST, least=1, stride=prod(strides),
-        shortest=SHORTEST, normed=flag(said, "do_normalize", True),
+        shortest=SHORTEST, normed=flag(options, "do_normalize", True),
     )  # fmt: skip

@@ -71,11 +71,11 @@ def _view(image: Image.Image, view: View, processor: Processor, resized: dict[tu
     if view.part is not None:
         image = image.crop(view.part)
     for n, size in enumerate(view.sizes, 1):
-        made = resized.get(key := (view.part, *view.sizes[:n]))
-        if made is None:
-            made = image if image.size == size else _resize(image, size, processor)
-            resized[key] = made
-        image = made
+        result = resized.get(key := (view.part, *view.sizes[:n]))
+        if result is None:
+            result = image if image.size == size else _resize(image, size, processor)
+            resized[key] = result
+        image = result
     if view.box is not None and view.fill is not None:
         left, top, right, bottom = view.box
         whole = Image.new("RGB", (right - left, bottom - top), view.fill)

@@ -93,19 +93,19 @@ class ImageKind(MediaKind):
         kind = self.part_types[part["type"]]
         if kind.form != "object":
             return MediaSource(self.name, at, url=read_url(part, kind.field, at, "data:image/png;base64,..."))
-        if isinstance(said := part.get("source"), Mapping):
-            return self._read_source(said, at)
+        if isinstance(options := part.get("source"), Mapping):
+            return self._read_source(options, at)
         found = part.get(kind.field, part.get("url"))
         if found is None:
             raise RequestError(f"{at}: has no image", at)
         return self.read_object(found, at)
 
-    def _read_source(self, said: Mapping[str, Any], at: str) -> MediaSource:
+    def _read_source(self, options: Mapping[str, Any], at: str) -> MediaSource:
         """As Anthropic's Messages API writes it."""
-        if said.get("type") == "base64" and isinstance(said.get("data"), str):
-            return MediaSource(self.name, at, data=decode_base64(said["data"], at))
-        if said.get("type") == "url" and isinstance(said.get("url"), str):
-            return MediaSource(self.name, at, url=said["url"])
+        if options.get("type") == "base64" and isinstance(options.get("data"), str):
+            return MediaSource(self.name, at, data=decode_base64(options["data"], at))
+        if options.get("type") == "url" and isinstance(options.get("url"), str):
+            return MediaSource(self.name, at, url=options["url"])
         raise RequestError(f"{at}.source: must be of type base64, with data, or url, with a url", at)
 
     def read_object(self, value: Any, at: str, name: str = "") -> MediaSource:

@@ -75,20 +75,20 @@ class VideoReader(MediaReader):
         """One for each group of frames: they are encoded and cached one by one."""
         p, facts = self._processor, value.facts
         frame, counts = p.frame(len(facts.chosen)), p.count(facts)
-        made = []
+        result = []
         parts = zip(value.groups, counts, accumulate(counts), p.axes(facts), p.facts(facts), strict=True)
-        for views, count, end, said, size in parts:
+        for views, count, end, options, size in parts:
             own = positions[end - count : end]
-            axes, extent = said or compute_axes(frame, facts.size, own)
+            axes, extent = options or compute_axes(frame, facts.size, own)
             first = None if axes is None else axes[0].tolist()
             digest = self._digests.of_arrays((size, first, extent), *views)
-            made.append(
+            result.append(
                 Input(
                     kind=self._kind, digest=digest, positions=own, data=views, size=size, uncut=self._uncut,
                     bidirectional=frame.together, axes=axes, extent=extent,
                 )
             )  # fmt: skip
-        return made
+        return result
 
     def complete(self, prompt: str) -> str:
         return self._processor.complete(prompt)

@@ -191,17 +191,17 @@ Processor = (
 )
 
 
-def _llava(config: Config, said: Config) -> Processor:
-    return pixtral(config, said) if vision(config).get("model_type") == "pixtral" else clip(config, said)
+def _llava(config: Config, options: Config) -> Processor:
+    return pixtral(config, options) if vision(config).get("model_type") == "pixtral" else clip(config, options)
 
 
-def _tarsier(config: Config, said: Config) -> Processor:
+def _tarsier(config: Config, options: Config) -> Processor:
     of_qwen = str(config.get("model_type")).startswith("qwen2_vl")
-    return tarsier2(config, said) if of_qwen else tarsier(config, said)
+    return tarsier2(config, options) if of_qwen else tarsier(config, options)
 
 
-def _vision_encoder_decoder(config: Config, said: Config) -> Trocr | Donut:
-    return donut(config, said) if vision(config).get("model_type") == "donut-swin" else trocr(config, said)
+def _vision_encoder_decoder(config: Config, options: Config) -> Trocr | Donut:
+    return donut(config, options) if vision(config).get("model_type") == "donut-swin" else trocr(config, options)
 
 
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
@@ -383,9 +383,9 @@ def processor(config: Config, path: Path, others: Collection[str] = ()) -> Proce
     read = PROCESSORS.get(architecture(config))
     if read is None or config.get("language_model_only") or not isinstance(outer(config).get("vision_config"), dict):
         return None
-    said = outer(config).get(READS)  # of a format that has no file for it
-    said = said if isinstance(said, dict) else _read_settings(folder(path))
-    if said is None:
+    options = outer(config).get(READS)  # of a format that has no file for it
+    options = options if isinstance(options, dict) else _read_settings(folder(path))
+    if options is None:
         return None
     if (name := WRITTEN.get(architecture(config))) is not None:
         names = WRITTEN_MORE.get(architecture(config), {"image_token_id": name})
@@ -393,20 +393,20 @@ def processor(config: Config, path: Path, others: Collection[str] = ()) -> Proce
         config = {**config, BESIDE: {**outer(config), **ids}}
     if (more := FILES.get(architecture(config))) is not None:
         config = {**config, BESIDE: {**outer(config), **more(folder(path))}}
-    if isinstance(own := said.get("media_proc_cfg"), dict):  # Kimi's authors keep them in a nested object
-        said = {**said, **own}
-    settings = _TrackedSettings({**said, **config.get("mm_processor_kwargs", {})})
-    made = read(config, settings)
+    if isinstance(own := options.get("media_proc_cfg"), dict):  # Kimi's authors keep them in a nested object
+        options = {**options, **own}
+    settings = _TrackedSettings({**options, **config.get("mm_processor_kwargs", {})})
+    result = read(config, settings)
     if unread := sorted(set(config.get("mm_processor_kwargs", {})) - settings.read - set(others)):
         raise ConfigError(f"mm_processor_kwargs: unknown setting {unread[0]!r:.60} for this model's images; remove it")
-    return made
+    return result
 
 
 class _TrackedSettings(dict[str, Any]):
     """Settings, with a record of the keys that were read."""
 
-    def __init__(self, said: Mapping[str, Any]) -> None:
-        super().__init__(said)
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
         self.read: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:

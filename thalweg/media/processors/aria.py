@@ -46,20 +46,20 @@ class Aria(ImageProcessor, frozen=True, kw_only=True):
         return patches.query_patches(self, views[0])
 
 
-def aria(config: Config, said: Config) -> Aria:
+def aria(config: Config, options: Config) -> Aria:
     seen, found = vision(config), outer(config).get("projector_patch_to_query_dict") or QUERIES
     numbers: dict[str, Any] = dict(found) if isinstance(found, dict) else {}
-    patch, edge = integer(seen, "patch_size", default=32), integer(said, "max_image_size", default=980, where=FILE)
+    patch, edge = integer(seen, "patch_size", default=32), integer(options, "max_image_size", default=980, where=FILE)
     shown = numbers.get(str((edge // patch) ** 2))
     if type(shown) is not int or edge % patch or not all(type(n) is int and n > 0 for n in numbers.values()):
         raise CheckpointError(
             f"{FILE}: max_image_size: projector_patch_to_query_dict of config.json has no number for {edge} pixels"
         )
-    if flag(said, "split_image", False):
+    if flag(options, "split_image", False):
         raise UnsupportedModelError(f"{FILE}: split_image: true is not supported by this version")
     return Aria(
         token=token(config, 9), patch=patch, edge=edge,
-        least=integer(said, "min_image_size", high=edge, default=336, where=FILE),
+        least=integer(options, "min_image_size", high=edge, default=336, where=FILE),
         side=integer(seen, "image_size", default=224) // patch, shown=shown, queries=max(numbers.values()), separate=True,
-        **settings(said, mean=HALF, std=HALF),
+        **settings(options, mean=HALF, std=HALF),
     )  # fmt: skip

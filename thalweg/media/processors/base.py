@@ -145,21 +145,21 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         raise NotImplementedError
 
 
-def settings(said: Config, **defaults: Any) -> dict[str, Any]:
-    """The fields that all processors share. said: of preprocessor_config.json. defaults: mean, std, resample."""
+def settings(options: Config, **defaults: Any) -> dict[str, Any]:
+    """The fields that all processors share. options: of preprocessor_config.json. defaults: mean, std, resample."""
     for key in ("do_rescale", "do_normalize", "do_resize", "do_convert_rgb"):
-        if said.get(key) is False:
+        if options.get(key) is False:
             raise UnsupportedModelError(f"{FILE}: {key}: false is not supported by this version")
     return {
-        "mean": three(said, "image_mean", defaults["mean"]),
-        "std": three(said, "image_std", defaults["std"]),
-        "scale": real(said, "rescale_factor", 1e-6, 1.0, default=1 / 255, where=FILE),
-        "resample": integer(said, "resample", low=0, high=5, default=defaults.get("resample", BICUBIC), where=FILE),
+        "mean": three(options, "image_mean", defaults["mean"]),
+        "std": three(options, "image_std", defaults["std"]),
+        "scale": real(options, "rescale_factor", 1e-6, 1.0, default=1 / 255, where=FILE),
+        "resample": integer(options, "resample", low=0, high=5, default=defaults.get("resample", BICUBIC), where=FILE),
     }
 
 
-def three(said: Config, key: str, default: Sequence[float]) -> tuple[float, float, float]:
-    found = said.get(key)
+def three(options: Config, key: str, default: Sequence[float]) -> tuple[float, float, float]:
+    found = options.get(key)
     if found is None:
         found = list(default)
     if isinstance(found, int | float) and not isinstance(found, bool):
@@ -169,17 +169,17 @@ def three(said: Config, key: str, default: Sequence[float]) -> tuple[float, floa
     return float(found[0]), float(found[1]), float(found[2])
 
 
-def read_edges(said: Config, key: str, names: Sequence[str], default: Mapping[str, int]) -> dict[str, int]:
+def read_edges(options: Config, key: str, names: Sequence[str], default: Mapping[str, int]) -> dict[str, int]:
     """`read_size` with all of these names. CheckpointError names one that is missing."""
-    found = read_size(said, key, names, default)
+    found = read_size(options, key, names, default)
     if missing := [name for name in names if name not in found]:
         raise CheckpointError(f"{FILE}: {key}: {missing[0]}: missing")
     return found
 
 
-def read_size(said: Config, key: str, names: Sequence[str], default: Mapping[str, int]) -> dict[str, int]:
+def read_size(options: Config, key: str, names: Sequence[str], default: Mapping[str, int]) -> dict[str, int]:
     """A size of some of these names: an object, or one number for the first name."""
-    found = said.get(key)
+    found = options.get(key)
     if found is None:
         found = dict(default)
     if isinstance(found, int) and not isinstance(found, bool):

@@ -23,14 +23,14 @@ class Blip(Trocr, frozen=True, kw_only=True):
         return 0
 
 
-def blip(config: Config, said: Config) -> Blip:
+def blip(config: Config, options: Config) -> Blip:
     """The size of files without one is that of transformers' class."""
-    square = read_size(said, "size", ("height", "width"), {"height": 384, "width": 384})
-    said = {"image_mean": list(MEAN), "image_std": list(STD), "resample": 3, **said, "size": square}
+    square = read_size(options, "size", ("height", "width"), {"height": 384, "width": 384})
+    options = {"image_mean": list(MEAN), "image_std": list(STD), "resample": 3, **options, "size": square}
     own = {**outer(config), "vision_config": {"image_size": 384, **vision(config)}}
-    made = msgspec.structs.asdict(trocr({**config, BESIDE: own}, said))
+    result = msgspec.structs.asdict(trocr({**config, BESIDE: own}, options))
     more = {
         "token": integer(config, "pad_token_id", low=0, default=0), "marker": "<image>", "bare": True, "whole_prompt": False,
         "first_id": integer(config, "bos_token_id", low=0, default=30_522),
     }  # fmt: skip
-    return Blip(**{**made, **more})
+    return Blip(**{**result, **more})

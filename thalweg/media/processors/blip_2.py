@@ -36,9 +36,9 @@ class Blip2(Clip, frozen=True, kw_only=True):
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         import numpy as np
 
-        made = super().preprocess(views, size)
-        made.keep = np.zeros(self.queries, np.int32)
-        return made
+        result = super().preprocess(views, size)
+        result.keep = np.zeros(self.queries, np.int32)
+        return result
 
 
 class Blip2Source(Florence2, frozen=True, kw_only=True):
@@ -48,18 +48,18 @@ class Blip2Source(Florence2, frozen=True, kw_only=True):
         return self.marker + prompt.replace(self.marker, "")
 
 
-def blip_2(config: Config, said: Config) -> Blip2 | Blip2Source:
+def blip_2(config: Config, options: Config) -> Blip2 | Blip2Source:
     seen = vision(config)
     side = edge(seen, "image_size", 224)
-    only(read_size(said, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
+    only(read_size(options, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
     queries = integer(outer(config), "num_query_tokens", high=1 << 12, default=32)
     if config.get("model_type") == "t5":
         return Blip2Source(
             token=token(config), marker="<image>", patch=edge(seen, "patch_size", 14), side=side, vectors=queries, source=True,
-            **settings(said, mean=MEAN, std=STD),
+            **settings(options, mean=MEAN, std=STD),
         )  # fmt: skip
     return Blip2(
         token=token(config), marker="<image>", patch=edge(seen, "patch_size", 14), shortest=0, side=side, classes=True,
         whole=True, bare=True, queries=queries,
-        **settings(said, mean=MEAN, std=STD),
+        **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip

@@ -65,38 +65,40 @@ class ClipVector(Clip, frozen=True, kw_only=True):
         return 1
 
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
-        made = super().preprocess(views, size)
-        made.keep = made.keep[:1]
-        return made
+        result = super().preprocess(views, size)
+        result.keep = result.keep[:1]
+        return result
 
 
-def clip_vector(config: Config, said: Config) -> ClipVector:
+def clip_vector(config: Config, options: Config) -> ClipVector:
     """Of CLIP and SigLIP themselves. Their tokenizers have no placeholder, so any token represents an image."""
     classes = outer(config).get("model_type") != "siglip"
     side, patch = (224, 32) if classes else (224, 16)
     kind = "clip_vision_model" if classes else "siglip_vision_model"
     seen = {"model_type": kind, "image_size": side, "patch_size": patch, **vision(config)}
     own = {**outer(config), "vision_config": seen, "image_token_id": 0, "vision_feature_select_strategy": "full"}
-    made = clip({**config, BESIDE: own}, said)
-    return ClipVector(**{**msgspec.structs.asdict(made), "whole": True, "whole_prompt": True})
+    result = clip({**config, BESIDE: own}, options)
+    return ClipVector(**{**msgspec.structs.asdict(result), "whole": True, "whole_prompt": True})
 
 
-def clip(config: Config, said: Config) -> Clip:
+def clip(config: Config, options: Config) -> Clip:
     seen, around = vision(config), outer(config)
-    if flag(said, "do_pad", False):
+    if flag(options, "do_pad", False):
         raise UnsupportedModelError(f"{FILE}: do_pad: images padded to squares are not supported by this version")
     strategy = text(around, "vision_feature_select_strategy", "default")
     if strategy not in ("default", "full"):
         raise UnsupportedModelError(f"config.json: vision_feature_select_strategy: {strategy!r:.40} is not supported")
     side = integer(seen, "image_size", default=336)
     classes = text(seen, "model_type", "clip_vision_model") == "clip_vision_model"
-    size = said.get("size")
-    sized = {"size": {"shortest_edge": size}} if classes and type(size) is int else said  # of SigLIP a number means both edges
+    size = options.get("size")
+    sized = (
+        {"size": {"shortest_edge": size}} if classes and type(size) is int else options
+    )  # of SigLIP a number means both edges
     fit: dict[str, Any] = read_size(sized, "size", ("shortest_edge", "height", "width"), {"shortest_edge": side})
-    crop = read_size(said, "crop_size", ("height", "width"), {"height": side, "width": side})
-    cropped = flag(said, "do_center_crop", "shortest_edge" in fit)
+    crop = read_size(options, "crop_size", ("height", "width"), {"height": side, "width": side})
+    cropped = flag(options, "do_center_crop", "shortest_edge" in fit)
     only((crop if cropped else fit).values(), side)
     return Clip(
         token=token(config), patch=integer(seen, "patch_size", default=14), shortest=fit.get("shortest_edge", 0), side=side,
-        classes=classes, whole=classes and strategy == "full", **settings(said, mean=MEAN, std=STD),
+        classes=classes, whole=classes and strategy == "full", **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip

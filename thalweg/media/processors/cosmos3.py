@@ -26,13 +26,13 @@ class Cosmos3Edge(Glm4v, frozen=True, kw_only=True):
         return patches.interpolated_patches(self, views[0], self.merge, self.side)
 
 
-def cosmos3_edge(config: Config, said: Config) -> Cosmos3Edge:
+def cosmos3_edge(config: Config, options: Config) -> Cosmos3Edge:
     seen = vision(config)
-    size = read_size(said, "size", EDGES, {EDGES[0]: LEAST, EDGES[1]: MOST})
+    size = read_size(options, "size", EDGES, {EDGES[0]: LEAST, EDGES[1]: MOST})
     return Cosmos3Edge(
         token=token(config, 19), patch=integer(seen, "patch_size", high=1 << 10, default=16),
         merge=integer(seen, "spatial_merge_size", high=16, default=2),
-        frames=integer(said, "temporal_patch_size", high=1, default=1, where=FILE), head_dim=0,
+        frames=integer(options, "temporal_patch_size", high=1, default=1, where=FILE), head_dim=0,
         least=size.get(EDGES[0], LEAST), most=size.get(EDGES[1], MOST),
-        side=math.isqrt(integer(seen, "num_patches", high=1 << 20, default=256)), **settings(said, mean=HALF, std=HALF),
+        side=math.isqrt(integer(seen, "num_patches", high=1 << 20, default=256)), **settings(options, mean=HALF, std=HALF),
     )  # fmt: skip

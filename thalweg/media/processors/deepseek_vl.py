@@ -79,21 +79,21 @@ class Janus(DeepseekVL, frozen=True, kw_only=True):
         return f"<begin_of_image>{super().text(size, token)}<end_of_image>"
 
 
-def janus(config: Config, said: Config) -> Janus:
+def janus(config: Config, options: Config) -> Janus:
     seen, around = {"image_size": 384, **vision(config)}, outer(config)
     around = {**around, "image_token_id": token(config, 100_581), "vision_config": seen}
-    return Janus(**msgspec.structs.asdict(deepseek_vl({**config, BESIDE: around}, said)))
+    return Janus(**msgspec.structs.asdict(deepseek_vl({**config, BESIDE: around}, options)))
 
 
-def deepseek_vl(config: Config, said: Config) -> DeepseekVL:
+def deepseek_vl(config: Config, options: Config) -> DeepseekVL:
     seen = vision(config)
     side = integer(seen, "image_size", default=224)
-    only(read_size(said, "size", ("height", "width"), {"height": 384}).values(), side)
-    if not flag(said, "do_pad", True):
+    only(read_size(options, "size", ("height", "width"), {"height": 384}).values(), side)
+    if not flag(options, "do_pad", True):
         raise UnsupportedModelError(f"{FILE}: do_pad: false is not supported by this version")
     return DeepseekVL(
         token=token(config, 100_015), patch=integer(seen, "patch_size", default=16), side=side,
-        least=integer(said, "min_size", high=side, default=14, where=FILE), **settings(said, mean=MEAN, std=STD),
+        least=integer(options, "min_size", high=side, default=14, where=FILE), **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip
 
 
@@ -114,8 +114,8 @@ class SiglipTower(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_tower(config: Config) -> SiglipTower:
     """`vision_config` of the authors' format. CheckpointError or UnsupportedModelError."""
-    said = vision(config)
-    given, kind = said.get("params"), text(said, "cls", "CLIPVisionTower")
+    options = vision(config)
+    given, kind = options.get("params"), text(options, "cls", "CLIPVisionTower")
     if kind != "CLIPVisionTower" or not isinstance(given, dict):
         raise UnsupportedModelError(
             f"config.json: vision_config: cls {kind!r:.40}: only CLIPVisionTower with params is supported"
@@ -137,8 +137,8 @@ def read_tower(config: Config) -> SiglipTower:
 
 def read_aligner(config: Config) -> tuple[int, int, int]:
     """(linear layers, size of their input, size of their output). CheckpointError or UnsupportedModelError."""
-    said = outer(config).get("aligner_config")
-    given = said.get("params") if isinstance(said, dict) else None
+    options = outer(config).get("aligner_config")
+    given = options.get("params") if isinstance(options, dict) else None
     if not isinstance(given, dict):
         raise CheckpointError("config.json: aligner_config: params: must be an object")
     if (kind := text(given, "projector_type", "mlp_gelu")) != "mlp_gelu":
@@ -147,12 +147,12 @@ def read_aligner(config: Config) -> tuple[int, int, int]:
     return depth, integer(given, "input_dim", high=1 << 16), integer(given, "n_embed", high=1 << 16)
 
 
-def multi_modality(config: Config, said: Config) -> DeepseekVL:
+def multi_modality(config: Config, options: Config) -> DeepseekVL:
     """Janus is known by its tokenizer of images as output."""
     tower = read_tower(config)
-    only([integer(said, "image_size", high=1 << 14, default=384, where=FILE)], tower.side)
+    only([integer(options, "image_size", high=1 << 14, default=384, where=FILE)], tower.side)
     kind = Janus if outer(config).get("gen_vision_config") is not None else DeepseekVL
     return kind(
         token=token(config), patch=tower.patch, side=tower.side, floors=True,
-        least=integer(said, "min_size", high=tower.side, default=14, where=FILE), **settings(said, mean=MEAN, std=STD),
+        least=integer(options, "min_size", high=tower.side, default=14, where=FILE), **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip

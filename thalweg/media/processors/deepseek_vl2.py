@@ -72,20 +72,20 @@ class DeepseekVl2(ImageProcessor, frozen=True, kw_only=True):
         (columns, rows), side = self._tiling(size), self.side
         whole, image = (self._fill(view, frame) for view, frame in zip(views, ((1, 1), (columns, rows)), strict=True))
         tiles = [image[y : y + side, x : x + side] for y in range(0, rows * side, side) for x in range(0, columns * side, side)]
-        made = patches.padded_squares(self, [whole, *tiles])
-        made.mix = self.arrange(size)[:, None]
-        return made
+        result = patches.padded_squares(self, [whole, *tiles])
+        result.mix = self.arrange(size)[:, None]
+        return result
 
     def _fill(self, view: np.ndarray, squares: Size) -> np.ndarray:
         """The image in the middle of a rectangle of squares."""
         import numpy as np
 
-        made = np.empty((squares[1] * self.side, squares[0] * self.side, 3), np.uint8)
-        made[:] = [int(shade * 255) for shade in self.mean]
+        result = np.empty((squares[1] * self.side, squares[0] * self.side, 3), np.uint8)
+        result[:] = [int(shade * 255) for shade in self.mean]
         high, wide, _ = view.shape
-        top, left = (round((space - used) * 0.5) for space, used in zip(made.shape[:2], (high, wide), strict=True))
-        made[top : top + high, left : left + wide] = view
-        return made
+        top, left = (round((space - used) * 0.5) for space, used in zip(result.shape[:2], (high, wide), strict=True))
+        result[top : top + high, left : left + wide] = view
+        return result
 
 
 def _contain(size: Size, frame: Size) -> Size:
@@ -96,11 +96,11 @@ def _contain(size: Size, frame: Size) -> Size:
     return (round(size[0] / size[1] * frame[1]), frame[1]) if ours < theirs else frame
 
 
-def deepseek_vl2(config: Config, said: Config) -> DeepseekVl2:
+def deepseek_vl2(config: Config, options: Config) -> DeepseekVl2:
     """Each image is cut, however many a prompt has: the authors' code cuts none of three or more."""
     seen, joins = vision(config), section(outer(config), "projector_config")
     side = integer(seen, "image_size", high=1 << 14, default=384)
-    listed = said.get("candidate_resolutions") or outer(config).get("candidate_resolutions") or [[side, side]]
+    listed = options.get("candidate_resolutions") or outer(config).get("candidate_resolutions") or [[side, side]]
     fits = isinstance(listed, list) and all(
         isinstance(each, list) and len(each) == 2 and all(type(n) is int and n > 0 and n % side == 0 for n in each)
         for each in listed
@@ -110,5 +110,5 @@ def deepseek_vl2(config: Config, said: Config) -> DeepseekVl2:
     return DeepseekVl2(
         token=token(config), patch=integer(seen, "patch_size", high=1 << 10, default=14), side=side,
         merge=integer(joins, "downsample_ratio", high=16, default=2), rectangles=tuple((each[0], each[1]) for each in listed),
-        **settings(said, mean=HALF, std=HALF),
+        **settings(options, mean=HALF, std=HALF),
     )  # fmt: skip

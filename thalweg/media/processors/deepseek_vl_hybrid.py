@@ -46,20 +46,20 @@ class DeepseekVLHybrid(DeepseekVL, frozen=True, kw_only=True):
         large, small = (patches.square(p, [view], False, False) for p, view in zip((other, self), views, strict=True))
         assert large.place is not None
         assert small.place is not None
-        made = patches.PatchInputs(
+        result = patches.PatchInputs(
             np.concatenate([large.value, small.value]), [len(large.value), len(small.value)], small.keep,
             np.concatenate([large.place, small.place]),
         )  # fmt: skip
-        return made
+        return result
 
 
-def deepseek_vl_hybrid(config: Config, said: Config) -> DeepseekVLHybrid:
-    made = msgspec.structs.asdict(deepseek_vl(config, said))
+def deepseek_vl_hybrid(config: Config, options: Config) -> DeepseekVLHybrid:
+    result = msgspec.structs.asdict(deepseek_vl(config, options))
     side = edge(section(outer(config), "high_res_vision_config"), "image_size", 1024)
-    only(read_size(said, "high_res_size", ("height", "width"), {"height": 1024, "width": 1024}).values(), side)
-    if integer(said, "high_res_resample", low=0, high=5, default=made["resample"], where=FILE) != made["resample"]:
+    only(read_size(options, "high_res_size", ("height", "width"), {"height": 1024, "width": 1024}).values(), side)
+    if integer(options, "high_res_resample", low=0, high=5, default=result["resample"], where=FILE) != result["resample"]:
         raise UnsupportedModelError(f"{FILE}: high_res_resample: must be that of resample")
     return DeepseekVLHybrid(
-        **{**made, "separate": True}, large=side, large_mean=three(said, "high_res_image_mean", MEAN),
-        large_std=three(said, "high_res_image_std", STD),
+        **{**result, "separate": True}, large=side, large_mean=three(options, "high_res_image_mean", MEAN),
+        large_std=three(options, "high_res_image_std", STD),
     )  # fmt: skip

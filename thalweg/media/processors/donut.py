@@ -82,17 +82,17 @@ class Donut(ImageProcessor, frozen=True, kw_only=True):
         return np.concatenate([head, pixels])
 
 
-def donut(config: Config, said: Config) -> Donut:
+def donut(config: Config, options: Config) -> Donut:
     rows, columns = page(config)
-    size = said.get("size")
+    size = options.get("size")
     size = {"height": size[1], "width": size[0]} if isinstance(size, list) and len(size) == 2 else size
-    found = read_size({**said, "size": size}, "size", ("height", "width"), {"height": 2560, "width": 1920})
+    found = read_size({**options, "size": size}, "size", ("height", "width"), {"height": 2560, "width": 1920})
     if found != {"height": rows, "width": columns}:
         raise UnsupportedModelError(f"{FILE}: size: the encoder requires {rows} x {columns} pixels")
     for key, default, wanted in (("do_align_long_axis", False, False), ("do_thumbnail", True, True), ("do_pad", True, True)):
-        if flag(said, key, default) is not wanted:
+        if flag(options, key, default) is not wanted:
             raise UnsupportedModelError(f"{FILE}: {key}: must be {str(wanted).lower()}")
     return Donut(
         token=integer(config, "pad_token_id", low=0, default=1), marker="<image>", patch=1, rows=rows, columns=columns,
-        source=True, bare=True, **settings(said, mean=MEAN, std=STD, resample=BILINEAR),
+        source=True, bare=True, **settings(options, mean=MEAN, std=STD, resample=BILINEAR),
     )  # fmt: skip

@@ -14,12 +14,12 @@ MOST = 11_289_600
 """Pixels of an image, unless the files say otherwise."""
 
 
-def dots_vlm(config: Config, said: Config) -> Exaone45:
+def dots_vlm(config: Config, options: Config) -> Exaone45:
     around = {**outer(config), "image_token_id": token(config, 128_815)}
-    return dots_ocr({**config, **around, BESIDE: around}, said)
+    return dots_ocr({**config, **around, BESIDE: around}, options)
 
 
-def dots_ocr(config: Config, said: Config) -> Exaone45:
+def dots_ocr(config: Config, options: Config) -> Exaone45:
     seen = vision(config)
     mine: dict[str, Any] = {
         "embed_dim": integer(seen, "embed_dim", default=1536), "num_heads": integer(seen, "num_attention_heads", default=12),
@@ -27,6 +27,6 @@ def dots_ocr(config: Config, said: Config) -> Exaone45:
         "spatial_merge_size": integer(seen, "spatial_merge_size", high=16, default=2),
     }  # fmt: skip
     around = {**outer(config), "image_token_id": token(config, 151_665), "vision_config": mine}
-    made = qwen2_vl({**config, **around, BESIDE: around}, said)
-    most = made.most if {"size", "max_pixels"} & said.keys() else MOST
-    return Exaone45(**{**msgspec.structs.asdict(made), "most": most})
+    result = qwen2_vl({**config, **around, BESIDE: around}, options)
+    most = result.most if {"size", "max_pixels"} & options.keys() else MOST
+    return Exaone45(**{**msgspec.structs.asdict(result), "most": most})

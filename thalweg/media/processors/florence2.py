@@ -89,14 +89,14 @@ class Florence2(ImageProcessor, frozen=True, kw_only=True):
         return np.concatenate([np.full((1, 1), self.side, np.float32), pixels], 1)
 
 
-def florence2(config: Config, said: Config) -> Florence2:
-    size = read_size(said, "size", ("height", "width"), {"height": 224, "width": 224})
-    if flag(said, "do_center_crop", True) or set(size) != {"height", "width"} or len(set(size.values())) > 1:
+def florence2(config: Config, options: Config) -> Florence2:
+    size = read_size(options, "size", ("height", "width"), {"height": 224, "width": 224})
+    if flag(options, "do_center_crop", True) or set(size) != {"height", "width"} or len(set(size.values())) > 1:
         raise UnsupportedModelError(f"{FILE}: do_center_crop: must be false, and size a height and an equal width")
     side = size["height"]
     return Florence2(
         token=token(config, 51_289), marker="<image>", patch=1, side=side, vectors=1 + count_positions(config, side) ** 2,
-        source=True, **settings(said, mean=MEAN, std=STD),
+        source=True, **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip
 
 

@@ -81,16 +81,16 @@ class Fuyu(ImageProcessor, frozen=True, kw_only=True):
         return patches.PatchInputs(np.ascontiguousarray(value).reshape(count, -1), [count], np.arange(count, dtype=np.int32))
 
 
-def fuyu(config: Config, said: Config) -> Fuyu:
+def fuyu(config: Config, options: Config) -> Fuyu:
     patch = integer(vision(config), "patch_size", high=1 << 12, default=30)
-    most = read_edges(said, "size", ("height", "width"), {"height": 1080, "width": 1920})
-    cut = read_size(said, "patch_size", ("height", "width"), {"height": patch, "width": patch})
+    most = read_edges(options, "size", ("height", "width"), {"height": 1080, "width": 1920})
+    cut = read_size(options, "patch_size", ("height", "width"), {"height": patch, "width": patch})
     if set(cut.values()) != {patch} or any(edge % patch for edge in most.values()):
         raise UnsupportedModelError(f"{FILE}: patch_size, size: must be {patch} pixels, and multiples of it")
-    shade = said.get("padding_value", 1.0)
-    if shade not in range(256) or said.get("padding_mode", "constant") != "constant":
+    shade = options.get("padding_value", 1.0)
+    if shade not in range(256) or options.get("padding_mode", "constant") != "constant":
         raise UnsupportedModelError(f"{FILE}: padding_value, padding_mode: only whole numbers below 256, constant")
     return Fuyu(
         token=token(config, 71_011), marker="|SPEAKER|", patch=patch, most=(most["width"], most["height"]), shade=int(shade),
-        single=True, bare=True, **settings(said, mean=HALF, std=HALF, resample=BILINEAR),
+        single=True, bare=True, **settings(options, mean=HALF, std=HALF, resample=BILINEAR),
     )  # fmt: skip

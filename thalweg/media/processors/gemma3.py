@@ -49,20 +49,20 @@ class Gemma3(ImageProcessor, frozen=True, kw_only=True):
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
-        made = patches.square(self, views, False, False)
-        made.keep = patches.merge_order(*(self.side // self.patch,) * 2, self.side // self.patch // math.isqrt(self.vectors))
-        return made
+        result = patches.square(self, views, False, False)
+        result.keep = patches.merge_order(*(self.side // self.patch,) * 2, self.side // self.patch // math.isqrt(self.vectors))
+        return result
 
 
-def gemma3(config: Config, said: Config) -> Gemma3:
+def gemma3(config: Config, options: Config) -> Gemma3:
     seen = vision(config)
-    if flag(said, "do_pan_and_scan", False):
+    if flag(options, "do_pan_and_scan", False):
         raise UnsupportedModelError(f"{FILE}: do_pan_and_scan: images cut into several are not supported by this version")
     side = integer(seen, "image_size", default=896)
-    size = read_size(said, "size", ("height", "width"), {"height": side, "width": side})
+    size = read_size(options, "size", ("height", "width"), {"height": side, "width": side})
     only(size.values(), side)
     return Gemma3(
         token=token_of(config, 262_144), patch=integer(seen, "patch_size", default=14), side=side,
         vectors=integer(outer(config), "mm_tokens_per_image", default=256), marker=BEGIN, together=True,
-        **settings(said, mean=HALF, std=HALF, resample=BILINEAR),
+        **settings(options, mean=HALF, std=HALF, resample=BILINEAR),
     )  # fmt: skip

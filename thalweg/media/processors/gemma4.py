@@ -50,13 +50,13 @@ class Gemma4(ImageProcessor, frozen=True, kw_only=True):
         return patches.axial(self, views[0])
 
 
-def gemma4(config: Config, said: Config) -> Gemma4:
+def gemma4(config: Config, options: Config) -> Gemma4:
     seen = vision(config)
-    if said.get("do_normalize") and (three(said, "image_mean", (0, 0, 0)), three(said, "image_std", (1, 1, 1))) != (
+    if options.get("do_normalize") and (three(options, "image_mean", (0, 0, 0)), three(options, "image_std", (1, 1, 1))) != (
         (0.0,) * 3, (1.0,) * 3,
     ):  # fmt: skip
         raise UnsupportedModelError(f"{FILE}: do_normalize: this encoder requires values from 0 to 1")
-    vectors = integer(said, "max_soft_tokens", high=1 << 14, default=280)
+    vectors = integer(options, "max_soft_tokens", high=1 << 14, default=280)
     together = config.get("use_bidirectional_attention") == "vision"
     if together and integer(config, "sliding_window", default=512) < vectors:
         raise UnsupportedModelError(f"{FILE}: max_soft_tokens: more than sliding_window of config.json")
@@ -66,9 +66,9 @@ def gemma4(config: Config, said: Config) -> Gemma4:
     return Gemma4(
         token=token_of(config, IMAGE), patch=integer(seen, "patch_size", default=16), vectors=vectors, together=together,
         edges=(integer(around, "boi_token_id", low=0, default=BEGIN), integer(around, "eoi_token_id", low=0, default=END)),
-        pool=integer(said, "pooling_kernel_size", high=16, default=integer(seen, "pooling_kernel_size", high=16, default=3)),
+        pool=integer(options, "pooling_kernel_size", high=16, default=integer(seen, "pooling_kernel_size", high=16, default=3)),
         rows=integer(seen, "position_embedding_size", default=10_240),
         head_dim=integer(seen, "head_dim", default=64 if "hidden_size" not in seen else hidden // heads),
         theta=real(rope if isinstance(rope, dict) else {}, "rope_theta", 1, 1e9, default=100.0),
-        **settings({**said, "do_normalize": True, "image_mean": list(HALF), "image_std": list(HALF)}, mean=HALF, std=HALF),
+        **settings({**options, "do_normalize": True, "image_mean": list(HALF), "image_std": list(HALF)}, mean=HALF, std=HALF),
     )  # fmt: skip

@@ -31,11 +31,11 @@ class Git(Clip, frozen=True, kw_only=True):
         return Frame(0, 0, np.zeros((len(positions), 3), np.int32), 0)
 
 
-def git(config: Config, said: Config) -> Git:
+def git(config: Config, options: Config) -> Git:
     seen = {"image_size": 224, "patch_size": 16, **vision(config), "model_type": "clip_vision_model"}
     own = {
         **outer(config), "vision_config": seen, "image_token_id": integer(config, "pad_token_id", low=0, default=0),
         "vision_feature_select_strategy": "full",
     }  # fmt: skip
-    made = msgspec.structs.asdict(clip({**config, BESIDE: own}, said))
-    return Git(**{**made, "marker": "<image>", "bare": True, "single": True, "together": True})
+    result = msgspec.structs.asdict(clip({**config, BESIDE: own}, options))
+    return Git(**{**result, "marker": "<image>", "bare": True, "single": True, "together": True})

@@ -59,14 +59,14 @@ class Glm5Next(Glm4v, frozen=True, kw_only=True):
         return None
 
 
-def glm5_next(config: Config, said: Config) -> Glm5Next:
+def glm5_next(config: Config, options: Config) -> Glm5Next:
     around = {**outer(config), "image_token_id": token(config, 154_854)}
-    made = glm_ocr({**config, BESIDE: around}, {**said, "size": None})
-    factor = integer(said, "patch_expand_factor", high=16, default=1, where=FILE)
+    result = glm_ocr({**config, BESIDE: around}, {**options, "size": None})
+    factor = integer(options, "patch_expand_factor", high=16, default=1, where=FILE)
     if factor != 1:
         raise UnsupportedModelError(f"{FILE}: patch_expand_factor: only 1 is supported, not {factor}")
     limits: dict[str, Any] = {
-        "least": integer(said, "min_image_tokens", default=16, where=FILE),
-        "most": integer(said, "max_image_tokens", default=8000, where=FILE),
+        "least": integer(options, "min_image_tokens", default=16, where=FILE),
+        "most": integer(options, "max_image_tokens", default=8000, where=FILE),
     }
-    return Glm5Next(**{**msgspec.structs.asdict(made), **limits})
+    return Glm5Next(**{**msgspec.structs.asdict(result), **limits})

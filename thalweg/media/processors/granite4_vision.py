@@ -30,9 +30,9 @@ class Granite4Vision(LlavaNext, frozen=True, kw_only=True):
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         import numpy as np
 
-        made = super().preprocess(views, size)
-        made.keep = np.zeros(len(views) * self.edge**2, np.int32)
-        return made
+        result = super().preprocess(views, size)
+        result.keep = np.zeros(len(views) * self.edge**2, np.int32)
+        return result
 
 
 def read_rate(config: Config) -> tuple[int, int]:
@@ -44,6 +44,6 @@ def read_rate(config: Config) -> tuple[int, int]:
     return int(parts[1]), int(parts[2])
 
 
-def granite4_vision(config: Config, said: Config) -> Granite4Vision:
-    made, (queries, window) = build(config, said, [], "siglip_vision_model", "full"), read_rate(config)
-    return Granite4Vision(**msgspec.structs.asdict(made), edge=made.side // made.patch // window * queries)
+def granite4_vision(config: Config, options: Config) -> Granite4Vision:
+    result, (queries, window) = build(config, options, [], "siglip_vision_model", "full"), read_rate(config)
+    return Granite4Vision(**msgspec.structs.asdict(result), edge=result.side // result.patch // window * queries)

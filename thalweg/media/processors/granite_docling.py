@@ -94,23 +94,23 @@ class GraniteDocling(ImageProcessor, frozen=True, kw_only=True):
         return patches.square(self, views, False, False, self.merge)
 
 
-def granite_docling(config: Config, said: Config) -> GraniteDocling:
+def granite_docling(config: Config, options: Config) -> GraniteDocling:
     seen = vision(config)
     side = integer(seen, "image_size", default=512)
-    only(read_size(said, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
-    if flag(said, "fine_route", False):
+    only(read_size(options, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
+    if flag(options, "fine_route", False):
         raise UnsupportedModelError(f"{FILE}: fine_route: true is not supported by this version; remove it")
 
     def tiles(key: str, default: int, low: int = 1) -> int:
-        return integer(said, key, low=low, high=LONGEST**2, default=default, where=FILE)
+        return integer(options, key, low=low, high=LONGEST**2, default=default, where=FILE)
 
     def limit(key: str) -> float:
-        return real(said, key, 0, 1e4, default=0.0, where=FILE)
+        return real(options, key, 0, 1e4, default=0.0, where=FILE)
 
     return GraniteDocling(
         token=token(config, 100_337), patch=integer(seen, "patch_size", default=16), side=side,
         merge=integer(seen, "scale_factor", high=16, default=4), least=tiles("min_patches", 1),
-        most=tiles("max_patches", 32) if flag(said, "crop_to_patches", True) else 1,
+        most=tiles("max_patches", 32) if flag(options, "crop_to_patches", True) else 1,
         dense_most=tiles("dense_max_patches", 0, low=0), dense_scale=limit("dense_max_scale"),
-        dense_ratio=(limit("dense_min_aspect"), limit("dense_max_aspect")), **settings(said, mean=MEAN, std=STD),
+        dense_ratio=(limit("dense_min_aspect"), limit("dense_max_aspect")), **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip

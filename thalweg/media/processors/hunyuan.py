@@ -73,41 +73,41 @@ class HunYuanVL(QwenVL, frozen=True, kw_only=True):
 
         from thalweg.media import row_patches
 
-        made = row_patches.stretch_rows(self, views[0], longer=0.0)
-        assert made.mix is not None
-        end = made.keep.size // self.merge**2
+        result = row_patches.stretch_rows(self, views[0], longer=0.0)
+        assert result.mix is not None
+        end = result.keep.size // self.merge**2
         begin, last = (np.full((1, 1), end + i, np.int32) for i in (1, 2))
-        made.mix = np.concatenate([begin, made.mix, last])
-        return made
+        result.mix = np.concatenate([begin, result.mix, last])
+        return result
 
 
 def rope_sections(config: Config) -> tuple[int, ...]:
     """Frequencies by each axis: three or four numbers, half of `head_dim` together."""
-    said, half = rope_parameters(config), integer(config, "head_dim", default=128) // 2
-    found: Any = said.get("mrope_section") or said.get("xdrope_section")
+    options, half = rope_parameters(config), integer(config, "head_dim", default=128) // 2
+    found: Any = options.get("mrope_section") or options.get("xdrope_section")
     numbers = isinstance(found, list) and all(type(n) in (int, float) and n == int(n) >= 0 for n in found)
     if not numbers or len(found) not in (3, 4) or sum(found) != half:
         raise CheckpointError(f"config.json: mrope_section: must be 3 or 4 numbers of {half} together, not {found!r:.80}")
     return tuple(int(n) for n in found)
 
 
-def hunyuan_vl(config: Config, said: Config) -> HunYuanVL:
-    return HunYuanVL(axes=len(rope_sections(config)), **_fields(config, said))
+def hunyuan_vl(config: Config, options: Config) -> HunYuanVL:
+    return HunYuanVL(axes=len(rope_sections(config)), **_fields(config, options))
 
 
-def hy_v4_vl(config: Config, said: Config) -> Hy4:
-    return Hy4(**_fields(config, said))
+def hy_v4_vl(config: Config, options: Config) -> Hy4:
+    return Hy4(**_fields(config, options))
 
 
-def _fields(config: Config, said: Config) -> dict[str, Any]:
+def _fields(config: Config, options: Config) -> dict[str, Any]:
     """Bicubic, whatever the file says: the authors' code does not read `resample`."""
     seen = vision(config)
-    size = read_size(said, "size", EDGES, {EDGES[0]: LEAST, EDGES[1]: MOST})
+    size = read_size(options, "size", EDGES, {EDGES[0]: LEAST, EDGES[1]: MOST})
     patch = integer(seen, "patch_size", default=16)
     return {
         "token": token(config, 120_120), "patch": patch, "merge": integer(seen, "spatial_merge_size", high=16, default=2),
-        "least": integer(said, "min_pixels", default=size.get(EDGES[0], LEAST), where=FILE), "frames": 1, "head_dim": 0,
-        "most": integer(said, "max_pixels", default=size.get(EDGES[1], MOST), where=FILE),
+        "least": integer(options, "min_pixels", default=size.get(EDGES[0], LEAST), where=FILE), "frames": 1, "head_dim": 0,
+        "most": integer(options, "max_pixels", default=size.get(EDGES[1], MOST), where=FILE),
         "side": integer(seen, "max_image_size", default=2048) // patch,
-        **settings({key: value for key, value in said.items() if key != "resample"}, mean=MEAN, std=STD),
+        **settings({key: value for key, value in options.items() if key != "resample"}, mean=MEAN, std=STD),
     }  # fmt: skip

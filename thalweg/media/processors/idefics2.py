@@ -88,18 +88,18 @@ class Idefics2(ImageProcessor, frozen=True, kw_only=True):
         return patches.query_views(self, views, self.queries)
 
 
-def idefics2(config: Config, said: Config) -> Idefics2:
+def idefics2(config: Config, options: Config) -> Idefics2:
     seen, around = vision(config), outer(config)
-    if flag(said, "do_pad", True) is False:
+    if flag(options, "do_pad", True) is False:
         raise UnsupportedModelError(f"{FILE}: do_pad: false is not supported by this version")
     patch = edge(seen, "patch_size", 32)
-    size = read_size(said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 378, "longest_edge": 980})
+    size = read_size(options, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 378, "longest_edge": 980})
     if len(size) != 2 or not patch <= size["shortest_edge"] <= size["longest_edge"]:
         raise CheckpointError(f"{FILE}: size: must have a shortest_edge of at least {patch}, and a longer longest_edge")
     reads = around.get("perceiver_config")
     return Idefics2(
         token=token(config, 32_001), patch=patch, side=edge(seen, "image_size", 224) // patch, marker="<image>",
-        shortest=size["shortest_edge"], longest=size["longest_edge"], cuts=flag(said, "do_image_splitting", False),
+        shortest=size["shortest_edge"], longest=size["longest_edge"], cuts=flag(options, "do_image_splitting", False),
         queries=integer(reads if isinstance(reads, dict) else {}, "resampler_n_latents", high=1 << 12, default=64),
-        separate=True, **settings(said, mean=HALF, std=HALF, resample=BILINEAR),
+        separate=True, **settings(options, mean=HALF, std=HALF, resample=BILINEAR),
     )  # fmt: skip

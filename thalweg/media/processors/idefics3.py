@@ -103,9 +103,9 @@ class Idefics3(ImageProcessor, frozen=True, kw_only=True):
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
-        made = patches.square(self, views, False, False, self.merge)
-        made.place = patches.bucket_positions(self.side // self.patch, len(views))
-        return made
+        result = patches.square(self, views, False, False, self.merge)
+        result.place = patches.bucket_positions(self.side // self.patch, len(views))
+        return result
 
 
 class ModernVBert(Idefics3, frozen=True, kw_only=True):
@@ -117,24 +117,24 @@ class ModernVBert(Idefics3, frozen=True, kw_only=True):
         return patches.square(self, views, False, False, self.merge)
 
 
-def colmodernvbert(config: Config, said: Config) -> ModernVBert:
+def colmodernvbert(config: Config, options: Config) -> ModernVBert:
     seen, around = {"image_size": 224, "patch_size": 16, **vision(config)}, outer(config)
     merge = integer(around, "pixel_shuffle_factor", high=16, default=4)
     around = {**around, "image_token_id": token(config, 50_407), "vision_config": seen, "scale_factor": merge}
-    return ModernVBert(**msgspec.structs.asdict(idefics3({**config, BESIDE: around}, said)))
+    return ModernVBert(**msgspec.structs.asdict(idefics3({**config, BESIDE: around}, options)))
 
 
-def idefics3(config: Config, said: Config) -> Idefics3:
+def idefics3(config: Config, options: Config) -> Idefics3:
     seen = vision(config)
     side = integer(seen, "image_size", default=224)
-    tile = read_edges(said, "max_image_size", ("longest_edge",), {"longest_edge": side})["longest_edge"]
+    tile = read_edges(options, "max_image_size", ("longest_edge",), {"longest_edge": side})["longest_edge"]
     if tile != side:
         raise UnsupportedModelError(f"{FILE}: max_image_size: the encoder requires squares of {side} pixels")
-    if flag(said, "do_pad", True) is False:
+    if flag(options, "do_pad", True) is False:
         raise UnsupportedModelError(f"{FILE}: do_pad: false is not supported by this version")
     return Idefics3(
         token=token(config, 128_257), patch=integer(seen, "patch_size", default=32), side=side,
-        longest=read_edges(said, "size", ("longest_edge",), {"longest_edge": 4 * 364})["longest_edge"],
-        merge=integer(outer(config), "scale_factor", high=16, default=2), cuts=flag(said, "do_image_splitting", True),
-        **settings(said, mean=HALF, std=HALF, resample=LANCZOS),
+        longest=read_edges(options, "size", ("longest_edge",), {"longest_edge": 4 * 364})["longest_edge"],
+        merge=integer(outer(config), "scale_factor", high=16, default=2), cuts=flag(options, "do_image_splitting", True),
+        **settings(options, mean=HALF, std=HALF, resample=LANCZOS),
     )  # fmt: skip

@@ -39,9 +39,9 @@ class InstructBlip(Blip2, frozen=True, kw_only=True):
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         """views: the image, and the ids of `add_text`."""
         *views, words = views
-        made = super().preprocess(views, size)
-        made.words = words
-        return made
+        result = super().preprocess(views, size)
+        result.words = words
+        return result
 
 
 class InstructBlipSource(Blip2Source, frozen=True, kw_only=True):
@@ -88,21 +88,21 @@ def read_files(path: Path) -> dict[str, str]:
     return {TOKENIZER: str(where), **({BEGIN: found} if isinstance(found, str) else {})}
 
 
-def instructblip(config: Config, said: Config) -> InstructBlip | InstructBlipSource:
+def instructblip(config: Config, options: Config) -> InstructBlip | InstructBlipSource:
     """config: with `read_files` among its outer settings."""
-    around, made = outer(config), blip_2(config, said)
+    around, result = outer(config), blip_2(config, options)
     reads = section(around, "qformer_config")
     more = {
         "tokenizer": around[TOKENIZER], "reads_text": True,
         "longest": integer(reads, "max_position_embeddings", high=1 << 16, default=512),
     }  # fmt: skip
-    fields = {**msgspec.structs.asdict(made), **more}
-    if isinstance(made, Blip2Source):
+    fields = {**msgspec.structs.asdict(result), **more}
+    if isinstance(result, Blip2Source):
         return InstructBlipSource(**fields)
     return InstructBlip(**{**fields, "begin": around.get(BEGIN, "<s>"), "separate": True, "single": True})
 
 
-def instructblip_video(config: Config, said: Config) -> InstructBlip | InstructBlipSource:
+def instructblip_video(config: Config, options: Config) -> InstructBlip | InstructBlipSource:
     """An image is a video of one frame."""
     around = outer(config)
-    return instructblip({**config, BESIDE: {**around, "image_token_index": around.get("video_token_index")}}, said)
+    return instructblip({**config, BESIDE: {**around, "image_token_index": around.get("video_token_index")}}, options)

@@ -55,21 +55,21 @@ class Kimi(ImageProcessor, frozen=True, kw_only=True):
         return patches.alternating(self, views[0])
 
 
-def kimi(config: Config, said: Config) -> Kimi:
+def kimi(config: Config, options: Config) -> Kimi:
     """Of their authors' file, or as transformers writes it."""
     seen, around = sizes(vision(config)), outer(config)
-    key = next((k for k in ("in_patch_limit", "in_token_limit", "max_patches") if k in said), "max_patches")
-    size = said.get("size")
-    longest = size.get("max_height") if isinstance(size, dict) else said.get("patch_limit_on_one_side")
-    if said.get("fixed_output_tokens") is not None or said.get("pad_input") is False:
+    key = next((k for k in ("in_patch_limit", "in_token_limit", "max_patches") if k in options), "max_patches")
+    size = options.get("size")
+    longest = size.get("max_height") if isinstance(size, dict) else options.get("patch_limit_on_one_side")
+    if options.get("fixed_output_tokens") is not None or options.get("pad_input") is False:
         raise UnsupportedModelError(f"{FILE}: fixed_output_tokens and cropped images are not supported")
     token = "image_token_id" if around.get("image_token_id") is not None else "media_placeholder_token_id"
     return Kimi(
         token=integer(around, token, low=0, default=PAD), patch=integer(seen, "patch_size", default=14), merge=merge(seen),
-        most=integer(said, key, high=1 << 20, default=4096 if key == "in_token_limit" else 16_384, where=FILE),
+        most=integer(options, key, high=1 << 20, default=4096 if key == "in_token_limit" else 16_384, where=FILE),
         longest=integer({"n": longest}, "n", high=1 << 12, default=SIDE, where=FILE), side=table(seen),
         head_dim=integer(seen, "hidden_size", default=1152) // integer(seen, "num_attention_heads", default=16),
-        **settings(said, mean=HALF, std=HALF),
+        **settings(options, mean=HALF, std=HALF),
     )  # fmt: skip
 
 

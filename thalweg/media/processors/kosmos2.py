@@ -39,17 +39,17 @@ class Kosmos2(Clip, frozen=True, kw_only=True):
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         import numpy as np
 
-        made = super().preprocess(views, size)
-        made.keep = np.zeros(self.queries, np.int32)
-        return made
+        result = super().preprocess(views, size)
+        result.keep = np.zeros(self.queries, np.int32)
+        return result
 
 
-def kosmos2(config: Config, said: Config) -> Kosmos2:
+def kosmos2(config: Config, options: Config) -> Kosmos2:
     seen = {"image_size": 224, "patch_size": 14, **vision(config), "model_type": "clip_vision_model"}
     own = {
         **outer(config), "vision_config": seen, "image_token_id": integer(config, "pad_token_id", low=0, default=1),
         "vision_feature_select_strategy": "full",
     }  # fmt: skip
-    made = msgspec.structs.asdict(clip({**config, BESIDE: own}, said))
+    result = msgspec.structs.asdict(clip({**config, BESIDE: own}, options))
     queries = integer(outer(config), "latent_query_num", high=1 << 12, default=64)
-    return Kosmos2(**{**made, "queries": queries, "marker": OPEN, "bare": True, "single": True})
+    return Kosmos2(**{**result, "queries": queries, "marker": OPEN, "bare": True, "single": True})

@@ -97,21 +97,21 @@ class Lfm2Vl(ImageProcessor, frozen=True, kw_only=True):
         return joined_patches.concat_views([patches.interpolated_patches(self, view, self.merge, self.side) for view in views])
 
 
-def lfm2_vl(config: Config, said: Config) -> Lfm2Vl:
+def lfm2_vl(config: Config, options: Config) -> Lfm2Vl:
     seen, around = vision(config), outer(config)
     patch = integer(seen, "patch_size", high=1 << 10, default=16)
     merge = integer(around, "downsample_factor", high=16, default=2)
-    tile = integer(said, "tile_size", high=1 << 14, default=512, where=FILE)
-    if integer(said, "encoder_patch_size", default=patch, where=FILE) != patch or tile % (patch * merge):
+    tile = integer(options, "tile_size", high=1 << 14, default=512, where=FILE)
+    if integer(options, "encoder_patch_size", default=patch, where=FILE) != patch or tile % (patch * merge):
         raise CheckpointError(f"{FILE}: encoder_patch_size, tile_size: do not fit the encoder's patches of {patch} pixels")
-    most = integer(said, "max_tiles", high=64, default=10, where=FILE)
-    tiles = (integer(said, "min_tiles", high=most, default=min(2, most), where=FILE), most)
+    most = integer(options, "max_tiles", high=64, default=10, where=FILE)
+    tiles = (integer(options, "min_tiles", high=most, default=min(2, most), where=FILE), most)
     return Lfm2Vl(
         token=token(config, 396), patch=patch, merge=merge, tile=tile,
         side=math.isqrt(integer(seen, "num_patches", high=1 << 20, default=256)),
-        fewest=integer(said, "min_image_tokens", high=1 << 16, default=64, where=FILE),
-        most=integer(said, "max_image_tokens", high=1 << 16, default=256, where=FILE),
-        over=real(said, "max_pixels_tolerance", 0.01, 1e6, default=2.0, where=FILE),
-        tiles=tiles if flag(said, "do_image_splitting", True) else (1, 1), whole=flag(said, "use_thumbnail", True),
-        **settings(said, mean=HALF, std=HALF, resample=BILINEAR),
+        fewest=integer(options, "min_image_tokens", high=1 << 16, default=64, where=FILE),
+        most=integer(options, "max_image_tokens", high=1 << 16, default=256, where=FILE),
+        over=real(options, "max_pixels_tolerance", 0.01, 1e6, default=2.0, where=FILE),
+        tiles=tiles if flag(options, "do_image_splitting", True) else (1, 1), whole=flag(options, "use_thumbnail", True),
+        **settings(options, mean=HALF, std=HALF, resample=BILINEAR),
     )  # fmt: skip

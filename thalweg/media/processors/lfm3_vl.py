@@ -31,13 +31,13 @@ class Lfm3(QwenVL, frozen=True, kw_only=True):
         return patches.neighbouring_blocks(self, views)
 
 
-def lfm3_vl(config: Config, said: Config) -> Lfm3:
+def lfm3_vl(config: Config, options: Config) -> Lfm3:
     seen = vision(config)
     seen = {"hidden_size": 1024, **seen, "num_heads": seen.get("num_attention_heads", 16)}
     around = {**outer(config), "image_token_id": token(config, 125_030), "vision_config": seen}
-    made = msgspec.structs.replace(qwen3_vl({**config, BESIDE: around}, said), side=0)
+    result = msgspec.structs.replace(qwen3_vl({**config, BESIDE: around}, options), side=0)
     rope = section(seen, "rope_parameters", "config.json: vision_config")
     return Lfm3(
-        **msgspec.structs.asdict(made), kernel=integer(seen, "conv_kernel_size", high=31, default=3),
+        **msgspec.structs.asdict(result), kernel=integer(seen, "conv_kernel_size", high=31, default=3),
         theta=real(rope, "rope_theta", 1, 1e12, default=1e6, where="config.json: vision_config"),
     )  # fmt: skip

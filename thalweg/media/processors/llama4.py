@@ -104,18 +104,18 @@ def _floor(number: float, rounds: bool) -> int:
     return math.floor(_single(number) if rounds else number)
 
 
-def llama4(config: Config, said: Config) -> Llama4:
+def llama4(config: Config, options: Config) -> Llama4:
     seen = vision(config)
-    if flag(said, "resize_to_max_canvas", False):
+    if flag(options, "resize_to_max_canvas", False):
         raise UnsupportedModelError(f"{FILE}: resize_to_max_canvas is not supported by this version")
     side, patch = edge(seen, "image_size", 448), edge(seen, "patch_size", 14)
-    only(read_size(said, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
+    only(read_size(options, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
     rope = seen.get("rope_parameters")
     return Llama4(
         token=token(config, 200_092), patch=patch, side=side,
-        most=integer(said, "max_patches", high=64, default=16, where=FILE),
+        most=integer(options, "max_patches", high=64, default=16, where=FILE),
         merge=shuffle(seen, "pixel_shuffle_ratio"), marker="<|image|>", coarse=True,
         head_dim=integer(seen, "hidden_size", default=768) // integer(seen, "num_attention_heads", default=16),
         theta=real(rope if isinstance(rope, dict) else seen, "rope_theta", 1, 1e9, default=1e4),
-        **settings(said, mean=HALF, std=HALF, resample=BILINEAR),
+        **settings(options, mean=HALF, std=HALF, resample=BILINEAR),
     )  # fmt: skip

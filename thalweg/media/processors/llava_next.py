@@ -102,33 +102,33 @@ class LlavaNext(ImageProcessor, frozen=True, kw_only=True):
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import anyres, patches
 
-        made = patches.square(self, views, self.classes, False)
-        made.mix, made.part = anyres.pack_image_features(self, size)
-        return made
+        result = patches.square(self, views, self.classes, False)
+        result.mix, result.part = anyres.pack_image_features(self, size)
+        return result
 
 
-def llava_next(config: Config, said: Config) -> LlavaNext:
-    return build(config, said, NEXT, "clip_vision_model", "default")
+def llava_next(config: Config, options: Config) -> LlavaNext:
+    return build(config, options, NEXT, "clip_vision_model", "default")
 
 
-def llava_onevision(config: Config, said: Config) -> LlavaNext:
+def llava_onevision(config: Config, options: Config) -> LlavaNext:
     ratio = text(outer(config), "vision_aspect_ratio", "anyres_max_9")
     most = ratio.removeprefix("anyres_max_")
     if not most.isdecimal() or not 1 <= int(most) <= 64:
         raise UnsupportedModelError(f"config.json: vision_aspect_ratio: {ratio!r:.40} is not anyres_max_9 or the like")
-    return build(config, said, ONEVISION, "siglip_vision_model", "full", most=int(most))
+    return build(config, options, ONEVISION, "siglip_vision_model", "full", most=int(most))
 
 
-def build(config: Config, said: Config, pinpoints: list[list[int]], kind: str, strategy: str, **more: Any) -> LlavaNext:
+def build(config: Config, options: Config, pinpoints: list[list[int]], kind: str, strategy: str, **more: Any) -> LlavaNext:
     """pinpoints, kind, strategy: defaults of the grids, of the encoder, and of `vision_feature_select_strategy`."""
     seen, around = vision(config), outer(config)
     classes = text(seen, "model_type", kind) == "clip_vision_model"
     if text(around, "vision_feature_select_strategy", strategy) != ("default" if classes else "full"):
         raise UnsupportedModelError("config.json: vision_feature_select_strategy: does not fit the encoder")
     side = integer(seen, "image_size", default=336 if classes else 384)
-    fit = read_size(said, "size", ("shortest_edge", "height", "width"), {"shortest_edge": side})
-    only([*fit.values(), *read_size(said, "crop_size", ("height", "width"), {"height": side}).values()], side)
-    found = around.get("image_grid_pinpoints") or said.get("image_grid_pinpoints") or pinpoints
+    fit = read_size(options, "size", ("shortest_edge", "height", "width"), {"shortest_edge": side})
+    only([*fit.values(), *read_size(options, "crop_size", ("height", "width"), {"height": side}).values()], side)
+    found = around.get("image_grid_pinpoints") or options.get("image_grid_pinpoints") or pinpoints
     whole = isinstance(found, list) and all(
         isinstance(p, list) and len(p) == 2 and all(type(n) is int and 0 < n <= 1 << 14 and n % side == 0 for n in p)
         for p in found
@@ -137,5 +137,5 @@ def build(config: Config, said: Config, pinpoints: list[list[int]], kind: str, s
         raise CheckpointError(f"config.json: image_grid_pinpoints: must be pairs of multiples of {side}")
     return LlavaNext(
         token=token(config, 32_000 if classes else 151_646), patch=integer(seen, "patch_size", default=14), side=side,
-        pinpoints=tuple((high, wide) for high, wide in found), classes=classes, **more, **settings(said, mean=MEAN, std=STD),
+        pinpoints=tuple((high, wide) for high, wide in found), classes=classes, **more, **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip

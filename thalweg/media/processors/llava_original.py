@@ -17,7 +17,7 @@ PLACEHOLDERS = ("<image>", "<unk>", "<|endoftext|>")
 """Added tokens, any of which represents a vector of an image; the first that the tokenizer has is used."""
 
 
-def llava_original(config: Config, said: Config) -> LlavaNext:
+def llava_original(config: Config, options: Config) -> LlavaNext:
     seen, around = vision(config), outer(config)
     ratio = text(around, "image_aspect_ratio", "square")
     most = ratio.removeprefix(f"{ANYRES}_max_")
@@ -28,7 +28,7 @@ def llava_original(config: Config, said: Config) -> LlavaNext:
     return LlavaNext(
         token=token(config), patch=integer(seen, "patch_size", default=14), side=side,
         pinpoints=_grids(around.get("image_grid_pinpoints"), side), classes=seen.get("model_type") == "clip_vision_model",
-        most=0 if ratio == ANYRES else int(most), marker="<image>", **settings(said, mean=MEAN, std=STD),
+        most=0 if ratio == ANYRES else int(most), marker="<image>", **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip
 
 

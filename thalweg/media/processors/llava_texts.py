@@ -31,12 +31,12 @@ class Tarsier(Clip, frozen=True, kw_only=True):
         return (token * edge + self.line) * edge + self.end
 
 
-def mantis(config: Config, said: Config) -> Mantis:
-    return Mantis(**{**msgspec.structs.asdict(clip(config, said)), "number": "(image {1}: "})
+def mantis(config: Config, options: Config) -> Mantis:
+    return Mantis(**{**msgspec.structs.asdict(clip(config, options)), "number": "(image {1}: "})
 
 
-def tarsier(config: Config, said: Config) -> Tarsier:
-    around, made = outer(config), clip(config, said)
+def tarsier(config: Config, options: Config) -> Tarsier:
+    around, result = outer(config), clip(config, options)
     known = around[ADDED]
     texts = []
     for key in ("image_newline_idx", "image_new_idx"):
@@ -44,9 +44,9 @@ def tarsier(config: Config, said: Config) -> Tarsier:
         if id not in known:
             raise CheckpointError(f"config.json: {key}: {id} is none of the tokenizer's added tokens")
         texts.append(known[id])
-    if made.whole:
+    if result.whole:
         raise CheckpointError("config.json: vision_feature_select_strategy: must be default: a token ends each row of patches")
-    return Tarsier(**{**msgspec.structs.asdict(made), "line": texts[0], "end": texts[1]})
+    return Tarsier(**{**msgspec.structs.asdict(result), "line": texts[0], "end": texts[1]})
 
 
 def read_added(where: Path) -> dict[str, Any]:

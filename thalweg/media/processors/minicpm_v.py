@@ -95,24 +95,25 @@ def _near(length: float, unit: int) -> int:
     return max(round(length / unit) * unit, unit)
 
 
-def minicpm_ocr(config: Config, said: Config) -> MiniCpmV:
-    return minicpm_v(config, said, "4x")
+def minicpm_ocr(config: Config, options: Config) -> MiniCpmV:
+    return minicpm_v(config, options, "4x")
 
 
-def minicpm_v(config: Config, said: Config, absent: str = "16x") -> MiniCpmV:
+def minicpm_v(config: Config, options: Config, absent: str = "16x") -> MiniCpmV:
     """absent: `downsample_mode`, where the files do not say."""
     seen = vision(config)
     mode = text(outer(config), "downsample_mode", absent)
-    if text(said, "downsample_mode", absent) != mode:
+    if text(options, "downsample_mode", absent) != mode:
         raise UnsupportedModelError(f"{FILE}: downsample_mode: must be {mode}, as in config.json")
-    upsizes = text(said, "small_image_upsize", "always")
+    upsizes = text(options, "small_image_upsize", "always")
     if upsizes not in ("always", "never"):
         raise UnsupportedModelError(f"{FILE}: small_image_upsize: {upsizes!r:.40} is not supported; always and never are")
     patch = integer(seen, "patch_size", high=1 << 10, default=16)
     return MiniCpmV(
         merge=2 if mode == "4x" else MERGE, upsizes=upsizes == "always",
         token=token(config), patch=patch, side=integer(seen, "image_size", default=224) // patch,
-        edge=integer(said, "scale_resolution", high=1 << 13, default=448, where=FILE),
-        most=integer(said, "max_slice_nums", high=64, default=9, where=FILE) if flag(said, "slice_mode", True) else 1,
-        number="<image_id>{}</image_id>" if flag(said, "use_image_id", True) else "", **settings(said, mean=HALF, std=HALF),
+        edge=integer(options, "scale_resolution", high=1 << 13, default=448, where=FILE),
+        most=integer(options, "max_slice_nums", high=64, default=9, where=FILE) if flag(options, "slice_mode", True) else 1,
+        number="<image_id>{}</image_id>" if flag(options, "use_image_id", True) else "",
+        **settings(options, mean=HALF, std=HALF),
     )  # fmt: skip

@@ -29,15 +29,19 @@ class MiniCpmV2(MiniCpmV, frozen=True, kw_only=True):
         return patches.read_views(self, views)
 
 
-def minicpm_v_2(config: Config, said: Config) -> MiniCpmV2:
+def minicpm_v_2(config: Config, options: Config) -> MiniCpmV2:
     seen, around = vision(config), outer(config)
     patch = integer(seen, "patch_size", high=1 << 10, default=14)
-    mine = {"image_mean": said.get("norm_mean"), "image_std": said.get("norm_std"), "do_rescale": said.get("do_rescale")}
-    sliced = flag(said, "slice_mode", True)
+    mine = {
+        "image_mean": options.get("norm_mean"),
+        "image_std": options.get("norm_std"),
+        "do_rescale": options.get("do_rescale"),
+    }
+    sliced = flag(options, "slice_mode", True)
     return MiniCpmV2(
         token=token(config), patch=patch, side=integer(seen, "image_size", default=980) // patch,
         marker="(<image>./</image>)", queries=integer(around, "query_num", high=1 << 12, default=64),
-        edge=integer(said, "scale_resolution", high=1 << 13, default=448, where=FILE),
-        most=integer(said, "max_slice_nums", high=64, default=9, where=FILE) if sliced else 1,
-        number="<image_id>{}</image_id>" if flag(said, "use_image_id", False) else "", **settings(mine, mean=HALF, std=HALF),
+        edge=integer(options, "scale_resolution", high=1 << 13, default=448, where=FILE),
+        most=integer(options, "max_slice_nums", high=64, default=9, where=FILE) if sliced else 1,
+        number="<image_id>{}</image_id>" if flag(options, "use_image_id", False) else "", **settings(mine, mean=HALF, std=HALF),
     )  # fmt: skip

@@ -73,11 +73,11 @@ def _steps(size: int, count: int) -> np.ndarray:
         return np.zeros(1, np.int32)
     step, each = np.float32(size - 1) / np.float32(count - 1), np.arange(count, dtype=np.float32)
     upper = np.float32(size - 1) - step * (np.float32(count - 1) - each)
-    made: np.ndarray = np.rint(np.where(each < count // 2, step * each, upper)).astype(np.int32)
-    return made
+    result: np.ndarray = np.rint(np.where(each < count // 2, step * each, upper)).astype(np.int32)
+    return result
 
 
-def minicpm_v_4_7(config: Config, said: Config) -> MiniCpmV47:
+def minicpm_v_4_7(config: Config, options: Config) -> MiniCpmV47:
     around = outer(config)
     behind = tuple(integer(around, key, low=0) for key in KEYS)
-    return MiniCpmV47(**msgspec.structs.asdict(minicpm_v(config, said)), behind=behind)
+    return MiniCpmV47(**msgspec.structs.asdict(minicpm_v(config, options)), behind=behind)

@@ -74,17 +74,17 @@ class Mllama(ImageProcessor, frozen=True, kw_only=True):
         return np.concatenate([head, value])
 
 
-def mllama(config: Config, said: Config) -> Mllama:
+def mllama(config: Config, options: Config) -> Mllama:
     seen = vision(config)
     side, most = edge(seen, "image_size", 448), integer(seen, "max_num_tiles", high=64, default=4)
     known = seen.get("supported_aspect_ratios")
     if known is not None and [tuple(each) for each in known] != arrangements(most):
         raise UnsupportedModelError("config.json: vision_config: supported_aspect_ratios: must be those of all arrangements")
-    only(read_size(said, "size", ("height", "width"), {"height": 224, "width": 224}).values(), side)
-    only_all = integer(said, "max_image_tiles", high=64, default=4) == most and flag(said, "do_pad", True)
+    only(read_size(options, "size", ("height", "width"), {"height": 224, "width": 224}).values(), side)
+    only_all = integer(options, "max_image_tiles", high=64, default=4) == most and flag(options, "do_pad", True)
     if not only_all:
         raise UnsupportedModelError(f"{FILE}: max_image_tiles, do_pad: must be max_num_tiles of config.json ({most}) and true")
     return Mllama(
         token=token(config, 128_256), patch=edge(seen, "patch_size", 14), side=side, most=most, source=True,
-        **settings(said, mean=HALF, std=HALF, resample=BILINEAR),
+        **settings(options, mean=HALF, std=HALF, resample=BILINEAR),
     )  # fmt: skip

@@ -108,14 +108,14 @@ class Molmo2(ImageProcessor, frozen=True, kw_only=True):
         side = self.side // self.patch
         whole = np.arange(side * side, dtype=np.int32).reshape(side, side)
         grid = side * side + self._join(columns, rows, side)
-        made = patches.pooled_windows(self, views, [whole, grid], self.pool)
+        result = patches.pooled_windows(self, views, [whole, grid], self.pool)
         low, high = self._windows(size)
         marks = [_mark(low, self.low_column), _mark(high, self.column)]
         shown = np.concatenate([np.pad(each, 1) for each in marks])
         at = np.maximum(np.cumsum(shown) - 1, 0).astype(np.int32)
-        made.mix = np.stack([at, at], 1)
-        made.part = np.stack([shown, np.zeros_like(shown)], 1).astype(np.float32)
-        return made
+        result.mix = np.stack([at, at], 1)
+        result.part = np.stack([shown, np.zeros_like(shown)], 1).astype(np.float32)
+        return result
 
     def _join(self, columns: int, rows: int, side: int) -> np.ndarray:
         """i32[rows, columns] of the patches of all squares together: which patch of which square lies there."""
@@ -148,12 +148,12 @@ def _mark(windows: Size, column: bool) -> np.ndarray:
     """i32[placeholders]: 1 for those with a vector, 0 for ends of rows."""
     import numpy as np
 
-    made = np.ones((windows[1], windows[0] + column), np.int32)
-    made[:, windows[0] :] = 0
-    return made.reshape(-1)
+    result = np.ones((windows[1], windows[0] + column), np.int32)
+    result[:, windows[0] :] = 0
+    return result.reshape(-1)
 
 
-def molmo2(config: Config, said: Config) -> Molmo2:
+def molmo2(config: Config, options: Config) -> Molmo2:
     seen, around = vision(config), outer(config)
     patch = integer(seen, "image_patch_size", default=integer(seen, "patch_size", default=14))
     sides: Any = seen.get("image_default_input_size") or seen.get("image_size") or [378, 378]
@@ -162,24 +162,24 @@ def molmo2(config: Config, said: Config) -> Molmo2:
         raise CheckpointError(
             f"config.json: vit_config: image_default_input_size: must be multiples of {patch}, not {sides!r:.40}"
         )
-    only(read_size(said, "size", ("height", "width"), {"height": 378, "width": 378}).values(), side)
-    margins, pool = _pair(said, "overlap_margins", [4, 4], 0), _pair(said, "pooling_size", [2, 2], 1)
+    only(read_size(options, "size", ("height", "width"), {"height": 378, "width": 378}).values(), side)
+    margins, pool = _pair(options, "overlap_margins", [4, 4], 0), _pair(options, "pooling_size", [2, 2], 1)
     if sum(margins) >= side // patch:
         raise CheckpointError(f"{FILE}: overlap_margins: {list(margins)} leave nothing of {side // patch} patches")
-    column = flag(said, "image_use_col_tokens", True)
-    low = said.get("use_single_crop_col_tokens")
+    column = flag(options, "image_use_col_tokens", True)
+    low = options.get("use_single_crop_col_tokens")
     return Molmo2(
         token=integer(around, "image_token_id", low=0), patch=patch, marker="<|image|>", side=side, margins=margins,
         others=tuple(integer(around, key, low=0) for key in KEYS if key != "image_token_id"),
-        most=integer(said, "max_crops", high=64, default=8, where=FILE), pool=(pool[1], pool[0]), column=column,
-        low_column=column if low is None else flag(said, "use_single_crop_col_tokens", column),
-        low_begin=flag(said, "use_single_crop_start_token", True), together=True, single=True, sampled=True,
-        **settings(said, mean=HALF, std=HALF, resample=BILINEAR),
+        most=integer(options, "max_crops", high=64, default=8, where=FILE), pool=(pool[1], pool[0]), column=column,
+        low_column=column if low is None else flag(options, "use_single_crop_col_tokens", column),
+        low_begin=flag(options, "use_single_crop_start_token", True), together=True, single=True, sampled=True,
+        **settings(options, mean=HALF, std=HALF, resample=BILINEAR),
     )  # fmt: skip
 
 
-def _pair(said: Config, key: str, default: list[int], least: int) -> tuple[int, int]:
-    found = said.get(key)
+def _pair(options: Config, key: str, default: list[int], least: int) -> tuple[int, int]:
+    found = options.get(key)
     found = default if found is None else found
     if not isinstance(found, list) or len(found) != 2 or not all(type(n) is int and n >= least for n in found):
         raise CheckpointError(f"{FILE}: {key}: must be two numbers of at least {least}, not {found!r:.40}")

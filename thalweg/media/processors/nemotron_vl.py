@@ -40,12 +40,12 @@ SIZES = {
 """`args.model` of NVIDIA's format -> hidden size, layers and heads."""
 
 
-def canonical_vision(said: Config) -> Config:
+def canonical_vision(options: Config) -> Config:
     """`vision_config` with the keys of transformers. NVIDIA's format has them in `args`: a model of timm, and the teachers that
     have a class token each."""
-    args = said.get("args")
+    args = options.get("args")
     if not isinstance(args, dict):
-        return said
+        return options
     name = str(args.get("model"))
     if name not in SIZES:
         raise UnsupportedModelError(
@@ -59,19 +59,19 @@ def canonical_vision(said: Config) -> Config:
     registers = integer(args, "cpe_num_registers", low=0, high=1 << 10, default=0) or (every - classes % every if every else 0)
     return {
         "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_cls_tokens": classes,
-        "num_registers": registers, "max_img_size": integer(args, "cpe_max_size", default=2048), **said,
+        "num_registers": registers, "max_img_size": integer(args, "cpe_max_size", default=2048), **options,
     }  # fmt: skip
 
 
-def prefix_rows(said: Config) -> int:
+def prefix_rows(options: Config) -> int:
     """Learned vectors before the patches: class tokens and registers."""
-    classes = integer(said, "num_cls_tokens", high=1 << 10, default=3)
-    return classes + integer(said, "num_registers", low=0, high=1 << 10, default=7)
+    classes = integer(options, "num_cls_tokens", high=1 << 10, default=3)
+    return classes + integer(options, "num_registers", low=0, high=1 << 10, default=7)
 
 
-def table_side(said: Config) -> int:
+def table_side(options: Config) -> int:
     """Rows of the table of places, and columns."""
-    return integer(said, "max_img_size", high=1 << 16, default=2048) // integer(said, "patch_size", default=16)
+    return integer(options, "max_img_size", high=1 << 16, default=2048) // integer(options, "patch_size", default=16)
 
 
 class NemotronTiles(TiledImages, frozen=True, kw_only=True):
@@ -136,33 +136,33 @@ class NemotronOmni(ImageProcessor, frozen=True, kw_only=True):
         return patches.cropped_places(self, *views)
 
 
-def nemotron_nano_vl(config: Config, said: Config) -> NemotronTiles:
-    if not flag(said, "use_thumbnail", True):
+def nemotron_nano_vl(config: Config, options: Config) -> NemotronTiles:
+    if not flag(options, "use_thumbnail", True):
         raise UnsupportedModelError(f"{FILE}: use_thumbnail: false is not supported by this version")
     side = integer(
-        said, "image_size", high=1 << 14, default=integer(outer(config), "force_image_size", default=512), where=FILE
+        options, "image_size", high=1 << 14, default=integer(outer(config), "force_image_size", default=512), where=FILE
     )
-    most = integer(said, "max_num_tiles", high=64, default=12, where=FILE)
-    return NemotronTiles(side=side, least=1, most=most, classes=False, **_read_shared(config, said))
+    most = integer(options, "max_num_tiles", high=64, default=12, where=FILE)
+    return NemotronTiles(side=side, least=1, most=most, classes=False, **_read_shared(config, options))
 
 
-def llama_nemotron(config: Config, said: Config) -> LlamaNemotron:
-    return LlamaNemotron(**msgspec.structs.asdict(nemotron_nano_vl(config, said)))
+def llama_nemotron(config: Config, options: Config) -> LlamaNemotron:
+    return LlamaNemotron(**msgspec.structs.asdict(nemotron_nano_vl(config, options)))
 
 
-def nemotron_omni(config: Config, said: Config) -> NemotronOmni:
+def nemotron_omni(config: Config, options: Config) -> NemotronOmni:
     """The number of patches is limited by `max_model_len` of the file too. Images are resized in 8 bits."""
-    shared = _read_shared(config, said)
-    least = integer(said, "min_num_patches", high=1 << 20, default=1024, where=FILE)
-    most = integer(said, "max_num_patches", low=0, high=1 << 20, default=13_312, where=FILE)
-    context = (integer(said, "max_model_len", low=5, default=16_384, where=FILE) - 4) * shared["merge"] ** 2
+    shared = _read_shared(config, options)
+    least = integer(options, "min_num_patches", high=1 << 20, default=1024, where=FILE)
+    most = integer(options, "max_num_patches", low=0, high=1 << 20, default=13_312, where=FILE)
+    context = (integer(options, "max_model_len", low=5, default=16_384, where=FILE) - 4) * shared["merge"] ** 2
     return NemotronOmni(least=least, most=max(min(context, most or context), least), **shared)
 
 
-def _read_shared(config: Config, said: Config) -> dict[str, Any]:
+def _read_shared(config: Config, options: Config) -> dict[str, Any]:
     seen = canonical_vision(vision(config))
     return {
         "token": token(config), "patch": integer(seen, "patch_size", high=1 << 10, default=16), "marker": "<image>",
         "merge": shuffle(outer(config), "downsample_ratio"), "first": prefix_rows(seen), "table": table_side(seen),
-        **settings(said, mean=three(said, "norm_mean", MEAN), std=three(said, "norm_std", STD)),
+        **settings(options, mean=three(options, "norm_mean", MEAN), std=three(options, "norm_std", STD)),
     }  # fmt: skip

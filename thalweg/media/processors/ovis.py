@@ -67,18 +67,18 @@ class Ovis(Ovis2, frozen=True, kw_only=True):
         return self.with_signs(patches.join_squares(self, squares, False, False, self.merge), len(views), size)
 
 
-def ovis(config: Config, said: Config) -> Ovis:
+def ovis(config: Config, options: Config) -> Ovis:
     seen = vision(config)
     side, patch = edge(seen, "image_size", 448), edge(seen, "patch_size", 14)
     merge = integer(seen, "hidden_stride", high=16, default=1)
     if side // patch % merge:
         raise UnsupportedModelError(f"config.json: hidden_stride: {merge} must divide {side // patch} patches")
-    crop = said.get("crop_size")
+    crop = options.get("crop_size")
     if isinstance(crop, dict) and {crop.get("height", side), crop.get("width", side)} != {side}:
         raise CheckpointError(f"preprocessor_config.json: crop_size: must be {side}, the encoder's image_size")
     return Ovis(
         token=token(config), marker="<image>", side=side, patch=patch, merge=merge, least=1, covers=True,
-        most=integer(said, "max_partition", high=64, default=9), **settings(said, mean=MEAN, std=STD),
+        most=integer(options, "max_partition", high=64, default=9), **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip
 
 

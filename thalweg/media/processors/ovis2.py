@@ -105,7 +105,7 @@ class Ovis2(ImageProcessor, frozen=True, kw_only=True):
 
         return self.with_signs(patches.square(self, views, False, False, self.merge), len(views), size)
 
-    def with_signs(self, made: PatchInputs, views: int, size: Size) -> PatchInputs:
+    def with_signs(self, result: PatchInputs, views: int, size: Size) -> PatchInputs:
         """With the learned vectors around those of so many views."""
         import numpy as np
 
@@ -113,23 +113,23 @@ class Ovis2(ImageProcessor, frozen=True, kw_only=True):
         places = [last + START]
         for i, sign in enumerate(self._signs(size)):
             places += [*range(i * each, min((i + 1) * each, last)), last + sign]
-        made.mix = np.array(places, np.int32)[:, None]
-        return made
+        result.mix = np.array(places, np.int32)[:, None]
+        return result
 
 
-def ovis2(config: Config, said: Config) -> Ovis2:
+def ovis2(config: Config, options: Config) -> Ovis2:
     seen = vision(config)
     side, patch = edge(seen, "image_size", 224), edge(seen, "patch_size", 14)
-    merge, cuts = integer(seen, "hidden_stride", high=16, default=1), flag(said, "crop_to_patches", False)
+    merge, cuts = integer(seen, "hidden_stride", high=16, default=1), flag(options, "crop_to_patches", False)
     if side // patch % merge:
         raise UnsupportedModelError(f"config.json: vision_config: hidden_stride: {merge} must divide {side // patch} patches")
-    only(read_size(said, "size", ("height", "width"), {"height": 384, "width": 384}).values(), side)
-    most = integer(said, "max_patches", high=64, default=12) if cuts else 1
+    only(read_size(options, "size", ("height", "width"), {"height": 384, "width": 384}).values(), side)
+    most = integer(options, "max_patches", high=64, default=12) if cuts else 1
     signs = outer(config).get("visual_indicator_token_ids", [151_666, 151_667, 151_668, 151_669, 151_670])
     if not isinstance(signs, list) or len(signs) != len(NAMES) or not all(type(i) is int for i in signs):
         raise CheckpointError(f"config.json: visual_indicator_token_ids: must be {len(NAMES)} token ids")
     return Ovis2(
         token=token(config, 151_665), marker="<image>", side=side, patch=patch, merge=merge, most=most,
-        least=integer(said, "min_patches", high=max(most, 1), default=1) if cuts else 1, others=tuple(signs),
-        covers=flag(said, "use_covering_area_grid", True), **settings(said, mean=MEAN, std=STD),
+        least=integer(options, "min_patches", high=max(most, 1), default=1) if cuts else 1, others=tuple(signs),
+        covers=flag(options, "use_covering_area_grid", True), **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip

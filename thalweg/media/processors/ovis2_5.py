@@ -45,30 +45,30 @@ class Ovis25(Glm4v, frozen=True, kw_only=True):
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         import numpy as np
 
-        made = super().preprocess(views, size)
-        last = len(made.keep) // self.merge**2
-        made.mix = np.array([last, *range(last), last + 1], np.int32)[:, None]
-        return made
+        result = super().preprocess(views, size)
+        last = len(result.keep) // self.merge**2
+        result.mix = np.array([last, *range(last), last + 1], np.int32)[:, None]
+        return result
 
 
-def count_flat(said: Config) -> int:
-    """`num_patches`. -1: the size of the learned table follows from that of images. said: `vit_config`."""
-    return integer(said, "num_patches", low=-1, high=1 << 20, default=-1)
+def count_flat(options: Config) -> int:
+    """`num_patches`. -1: the size of the learned table follows from that of images. options: `vit_config`."""
+    return integer(options, "num_patches", low=-1, high=1 << 20, default=-1)
 
 
-def count_places(said: Config) -> int:
-    """Rows of the learned table, which is a square. said: `vit_config`."""
-    flat = count_flat(said)
+def count_places(options: Config) -> int:
+    """Rows of the learned table, which is a square. options: `vit_config`."""
+    flat = count_flat(options)
     if flat > 0 and isqrt(flat) ** 2 != flat:
         raise CheckpointError(f"config.json: vit_config: num_patches: {flat} is not a square number")
-    return flat if flat > 0 else (edge(said, "image_size", 512) // integer(said, "patch_size", default=16)) ** 2
+    return flat if flat > 0 else (edge(options, "image_size", 512) // integer(options, "patch_size", default=16)) ** 2
 
 
-def ovis2_5(config: Config, said: Config) -> Ovis25:
+def ovis2_5(config: Config, options: Config) -> Ovis25:
     seen, around = vision(config), outer(config)
     others = [integer(around, key, low=0) for key in ("image_start_token_id", "image_end_token_id")]
-    least = integer(said, "min_pixels", high=1 << 28, default=LEAST, where=FILE)
-    most = integer(said, "max_pixels", high=1 << 28, default=MOST, where=FILE)
+    least = integer(options, "min_pixels", high=1 << 28, default=LEAST, where=FILE)
+    most = integer(options, "max_pixels", high=1 << 28, default=MOST, where=FILE)
     if least > most:
         raise CheckpointError(f"{FILE}: min_pixels: {least} is more than max_pixels, {most}")
     whole = flag(seen, "preserve_original_pe", True)
@@ -76,5 +76,5 @@ def ovis2_5(config: Config, said: Config) -> Ovis25:
         token=token(config), others=tuple(others), marker="<image>", patch=integer(seen, "patch_size", default=16),
         merge=integer(seen, "hidden_stride", high=16, default=2), frames=1, least=least, most=most,
         head_dim=integer(seen, "hidden_size", default=1024) // integer(seen, "num_attention_heads", default=16),
-        side=isqrt(count_places(seen)) if whole else 0, **settings(said, mean=HALF, std=HALF),
+        side=isqrt(count_places(seen)) if whole else 0, **settings(options, mean=HALF, std=HALF),
     )  # fmt: skip

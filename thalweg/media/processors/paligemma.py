@@ -14,17 +14,17 @@ LONGEST = 1 << 30
 """Tokens of a prompt for Gemma, which has no window."""
 
 
-def colpali(config: Config, said: Config) -> Clip:
+def colpali(config: Config, options: Config) -> Clip:
     """Of an encoder, whose steps hold whole prompts."""
-    return msgspec.structs.replace(paligemma(config, said), together=False, prefix=0)
+    return msgspec.structs.replace(paligemma(config, options), together=False, prefix=0)
 
 
-def paligemma(config: Config, said: Config) -> Clip:
+def paligemma(config: Config, options: Config) -> Clip:
     seen = vision(config)
     side = integer(seen, "image_size", default=224)
-    only(read_size(said, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
+    only(read_size(options, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
     window = integer(config, "sliding_window", default=WINDOW) if config.get("model_type") == "gemma2" else LONGEST
     return Clip(
         token=token(config, 256_000), patch=integer(seen, "patch_size", default=16), shortest=0, side=side, classes=False,
-        whole=False, together=True, prefix=window, **settings(said, mean=HALF, std=HALF),
+        whole=False, together=True, prefix=window, **settings(options, mean=HALF, std=HALF),
     )  # fmt: skip

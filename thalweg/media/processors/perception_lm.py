@@ -58,11 +58,11 @@ class PerceptionEncoder(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_encoder(config: Config) -> PerceptionEncoder:
     """CheckpointError or UnsupportedModelError."""
-    said = vision(config)
-    name = text(said, "architecture", "resnet50")
+    options = vision(config)
+    name = text(options, "architecture", "resnet50")
     if name not in ENCODERS:
         raise UnsupportedModelError(f"config.json: vision_config: architecture {name!r:.60}: supported: {', '.join(ENCODERS)}")
-    own = said.get("model_args") or {}
+    own = options.get("model_args") or {}
     if not isinstance(own, dict):
         raise CheckpointError("config.json: vision_config: model_args: must be an object")
     args = {"num_heads": 16, "mlp_ratio": 4.0, "patch_size": 14, "img_size": 448, "init_values": 0.1, **ENCODERS[name], **own}
@@ -153,20 +153,20 @@ def _shorter(width: int, height: int, wide: int, high: int) -> float:
     return int(scale * width / ratio) if ratio > 1 else (scale * height if ratio == 1 else int(scale * height * ratio))
 
 
-def perception_lm(config: Config, said: Config) -> PerceptionLM:
+def perception_lm(config: Config, options: Config) -> PerceptionLM:
     encoder, merge = read_encoder(config), integer(outer(config), "projector_pooling_ratio", high=16, default=1)
     if flag(outer(config), "vision_use_cls_token", True) != encoder.whole:
         raise UnsupportedModelError(
             "config.json: vision_use_cls_token: must be true if the encoder has a class token, else false"
         )
-    if integer(said, "tile_size", default=448, where=FILE) != encoder.side:
+    if integer(options, "tile_size", default=448, where=FILE) != encoder.side:
         raise UnsupportedModelError(f"{FILE}: tile_size: the encoder requires squares of {encoder.side} pixels")
     if encoder.side // encoder.patch % merge:
         raise CheckpointError(f"config.json: projector_pooling_ratio: {merge} must divide the patches along an edge")
-    tiles = text(said, "vision_input_type", "thumb+tile") == "thumb+tile"
+    tiles = text(options, "vision_input_type", "thumb+tile") == "thumb+tile"
     return PerceptionLM(
         token=token(config, 128_002), marker="<|image|>", patch=encoder.patch, side=encoder.side, merge=merge,
         classes=encoder.whole,
-        most=integer(said, "max_num_tiles", high=256, default=36, where=FILE) if tiles else 0, first=encoder.first,
-        head_dim=encoder.hidden // encoder.heads, stretch=encoder.stretch, **settings(said, mean=HALF, std=HALF),
+        most=integer(options, "max_num_tiles", high=256, default=36, where=FILE) if tiles else 0, first=encoder.first,
+        head_dim=encoder.hidden // encoder.heads, stretch=encoder.stretch, **settings(options, mean=HALF, std=HALF),
     )  # fmt: skip

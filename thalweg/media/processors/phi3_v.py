@@ -66,20 +66,20 @@ class Phi3V(ImageProcessor, frozen=True, kw_only=True):
         canvas[top : top + high, left : left + wide] = view
         whole = patches.normalize(canvas, self)
         tiles = whole.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4).reshape(-1, side, side, 3)
-        made = patches.join_squares(self, [*tiles, patches.resize_cubic(whole, side)], True, False, MERGE)
+        result = patches.join_squares(self, [*tiles, patches.resize_cubic(whole, side)], True, False, MERGE)
         cut = len(tiles) * each * each
         line = cut + each * each
         grid = np.arange(cut).reshape(rows, columns, each, each).transpose(0, 2, 1, 3).reshape(rows * each, columns * each)
         parts = (grid, np.arange(cut, line).reshape(each, each))
         local, around = (np.pad(part, ((0, 0), (0, 1)), constant_values=line).reshape(-1) for part in parts)
-        made.mix = np.concatenate([local, [line + 1], around]).astype(np.int32)[:, None]
-        return made
+        result.mix = np.concatenate([local, [line + 1], around]).astype(np.int32)[:, None]
+        return result
 
 
-def phi3_v(config: Config, said: Config) -> Phi3V:
+def phi3_v(config: Config, options: Config) -> Phi3V:
     seen = vision(config)
     return Phi3V(
         token=token(config, 32_044), patch=integer(seen, "patch_size", default=14),
-        side=integer(seen, "image_size", default=336), most=integer(said, "num_crops", high=64, default=1, where=FILE),
-        numbered="<|image_{}|>", **settings(said, mean=MEAN, std=STD, resample=BILINEAR),
+        side=integer(seen, "image_size", default=336), most=integer(options, "num_crops", high=64, default=1, where=FILE),
+        numbered="<|image_{}|>", **settings(options, mean=MEAN, std=STD, resample=BILINEAR),
     )  # fmt: skip

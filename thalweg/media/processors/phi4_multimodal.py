@@ -83,10 +83,10 @@ class Phi4Multimodal(ImageProcessor, frozen=True, kw_only=True):
         canvas[: view.shape[0], : view.shape[1]] = view
         whole = patches.normalize(canvas, self)
         tiles = whole.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4).reshape(-1, side, side, 3)
-        made = patches.join_squares(self, [patches.resize_cubic(whole, side), *tiles], False, False, 2)
-        made.place, made.share = self._places(size, grid)
-        made.mix = self._arrange(size)
-        return made
+        result = patches.join_squares(self, [patches.resize_cubic(whole, side), *tiles], False, False, 2)
+        result.place, result.share = self._places(size, grid)
+        result.mix = self._arrange(size)
+        return result
 
     def _places(self, size: Size, grid: int) -> tuple[np.ndarray, np.ndarray]:
         """(i32[T, 1], f32[T, 1]): the position of each patch of all tiles, and whether it is shown. Positions are relative to
@@ -125,20 +125,23 @@ def _bucket(shown: int, side: int) -> np.ndarray:
 
     limits = (np.arange(1, side) / side).astype(np.float32)
     far = np.arange(side, dtype=np.float32) * (np.float32(1) / np.float32(max(shown, 1)))
-    made: np.ndarray = np.searchsorted(limits, np.minimum(far, np.float32(1 - 1e-6)), side="right")
-    return made
+    result: np.ndarray = np.searchsorted(limits, np.minimum(far, np.float32(1 - 1e-6)), side="right")
+    return result
 
 
-def phi4_multimodal(config: Config, said: Config) -> Phi4Multimodal:
+def phi4_multimodal(config: Config, options: Config) -> Phi4Multimodal:
     seen = vision(config)
     side = edge(seen, "image_size", 448)
     only(
-        (*read_size(said, "size", ("height", "width"), {"height": 448, "width": 448}).values(), edge(seen, "crop_size", side)),
+        (
+            *read_size(options, "size", ("height", "width"), {"height": 448, "width": 448}).values(),
+            edge(seen, "crop_size", side),
+        ),
         side,
     )
-    given = settings(said, mean=HALF, std=HALF)
+    given = settings(options, mean=HALF, std=HALF)
     return Phi4Multimodal(
         numbered="<|image_{}|>",
         token=integer(seen, "image_token_id", low=0, default=200_010), patch=edge(seen, "patch_size", 14), side=side,
-        most=integer(said, "dynamic_hd", high=256, default=36, where=FILE), **{**given, "resample": BILINEAR},
+        most=integer(options, "dynamic_hd", high=256, default=36, where=FILE), **{**given, "resample": BILINEAR},
     )  # fmt: skip

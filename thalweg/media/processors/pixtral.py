@@ -74,20 +74,20 @@ class Pixtral(ImageProcessor, frozen=True, kw_only=True):
         return patches.rotary_patches(self, views[0], self.merge, self.head_dim, self.theta, apart=True)
 
 
-def lighton_ocr(config: Config, said: Config) -> Pixtral:
+def lighton_ocr(config: Config, options: Config) -> Pixtral:
     """Without signs of rows and of the end."""
-    edges = read_edges(said, "patch_size", ("height", "width"), {"height": 16, "width": 16})
+    edges = read_edges(options, "patch_size", ("height", "width"), {"height": 16, "width": 16})
     if len(set(edges.values())) != 1:
         raise UnsupportedModelError(f"{FILE}: patch_size: must be a square")
     around = {"spatial_merge_size": 2, **outer(config)}
-    made = pixtral({**config, "beside_text": {**around, "image_token_id": token(config, 151_655)}}, said)
-    return msgspec.structs.replace(made, unit=edges["height"], rows="", end="")
+    result = pixtral({**config, "beside_text": {**around, "image_token_id": token(config, 151_655)}}, options)
+    return msgspec.structs.replace(result, unit=edges["height"], rows="", end="")
 
 
-def pixtral(config: Config, said: Config) -> Pixtral:
+def pixtral(config: Config, options: Config) -> Pixtral:
     seen, around = vision(config), outer(config)
     size = read_size(
-        said, "size", ("longest_edge", "height", "width"), {"longest_edge": integer(seen, "image_size", default=1540)}
+        options, "size", ("longest_edge", "height", "width"), {"longest_edge": integer(seen, "image_size", default=1540)}
     )
     longest = size.get("longest_edge") or size.get("height", 0)
     if not longest or size.get("width", longest) != longest:
@@ -99,6 +99,6 @@ def pixtral(config: Config, said: Config) -> Pixtral:
     )
     return Pixtral(
         token=token(config), patch=integer(seen, "patch_size", default=16), longest=longest,
-        rounds=flag(said, "rounds", False), merge=integer(around, "spatial_merge_size", high=16, default=1),
-        head_dim=integer(seen, "head_dim", default=hidden // heads), theta=theta, **settings(said, mean=MEAN, std=STD),
+        rounds=flag(options, "rounds", False), merge=integer(around, "spatial_merge_size", high=16, default=1),
+        head_dim=integer(seen, "head_dim", default=hidden // heads), theta=theta, **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip

@@ -107,14 +107,14 @@ class Glm4v(QwenVL, frozen=True, kw_only=True):
     def preprocess(self, views: Sequence[np.ndarray], size: Size) -> PatchInputs:
         from thalweg.media import patches
 
-        made = patches.blocks(msgspec.structs.replace(self, side=0), views)
+        result = patches.blocks(msgspec.structs.replace(self, side=0), views)
         if not self.side:
-            return made
+            return result
         rows, columns = (edge // self.patch for edge in views[0].shape[:2])
-        made.place, made.share = patches.spread(
+        result.place, result.share = patches.spread(
             patches.merge_order(rows, columns, self.merge), rows, columns, self.side, self.cubic
         )  # fmt: skip
-        return made
+        return result
 
 
 class PaddleOCR(Glm4v, frozen=True, kw_only=True):
@@ -130,29 +130,31 @@ class PaddleOCR(Glm4v, frozen=True, kw_only=True):
         return width, height
 
 
-def keye(config: Config, said: Config) -> PaddleOCR:
-    return paddleocr_vl(config, said, 151_655, (HALF, HALF))
+def keye(config: Config, options: Config) -> PaddleOCR:
+    return paddleocr_vl(config, options, 151_655, (HALF, HALF))
 
 
-def paddleocr_vl(config: Config, said: Config, default: int = 100_295, shades: Any = (MEAN, STD)) -> PaddleOCR:
+def paddleocr_vl(config: Config, options: Config, default: int = 100_295, shades: Any = (MEAN, STD)) -> PaddleOCR:
     """default: of `image_token_id`. shades: mean and standard deviation, where the file has none."""
     seen = vision(config)
-    size = read_size(said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536})
+    size = read_size(
+        options, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536}
+    )
     patch = edge(seen, "patch_size", 14)
     return PaddleOCR(
         token=token(config, default), patch=patch, merge=integer(seen, "spatial_merge_size", high=16, default=2), frames=1,
-        least=integer(said, "min_pixels", default=size.get("shortest_edge", 384 * 384)),
-        most=integer(said, "max_pixels", default=size.get("longest_edge", 1536 * 1536)),
+        least=integer(options, "min_pixels", default=size.get("shortest_edge", 384 * 384)),
+        most=integer(options, "max_pixels", default=size.get("longest_edge", 1536 * 1536)),
         side=edge(seen, "image_size", 384) // patch,
         head_dim=integer(seen, "hidden_size", default=1152) // integer(seen, "num_attention_heads", default=16),
-        **settings(said, mean=shades[0], std=shades[1]),
+        **settings(options, mean=shades[0], std=shades[1]),
     )  # fmt: skip
 
 
-def glm4v(config: Config, said: Config) -> Glm4v:
+def glm4v(config: Config, options: Config) -> Glm4v:
     seen = vision(config)
     size = read_size(
-        said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15_000}
+        options, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15_000}
     )
     patch = edge(seen, "patch_size", 14)
     return Glm4v(
@@ -160,57 +162,59 @@ def glm4v(config: Config, said: Config) -> Glm4v:
         frames=integer(seen, "temporal_patch_size", high=16, default=2), least=size.get("shortest_edge", 112 * 112),
         most=size.get("longest_edge", 28 * 28 * 15_000), side=edge(seen, "image_size", 336) // patch,
         head_dim=integer(seen, "hidden_size", default=1536) // integer(seen, "num_heads", default=12),
-        **settings(said, mean=MEAN, std=STD),
+        **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip
 
 
-def glm_ocr(config: Config, said: Config) -> Glm4v:
+def glm_ocr(config: Config, options: Config) -> Glm4v:
     seen, around = {"hidden_size": 1024, "num_heads": 16, **vision(config)}, outer(config)
-    made = glm4v({**config, BESIDE: {**around, "image_token_id": token(config, 59_280), "vision_config": seen}}, said)
-    return msgspec.structs.replace(made, side=0)
+    result = glm4v({**config, BESIDE: {**around, "image_token_id": token(config, 59_280), "vision_config": seen}}, options)
+    return msgspec.structs.replace(result, side=0)
 
 
-def qwen2_vl(config: Config, said: Config) -> QwenVL:
+def qwen2_vl(config: Config, options: Config) -> QwenVL:
     """Without windows. `hidden_size` there is the encoder's output size."""
     seen = vision(config)
-    return _build(config, said, {**seen, "hidden_size": integer(seen, "embed_dim", default=1280)}, 28 * 28 * 1280, window=0)
+    return _build(config, options, {**seen, "hidden_size": integer(seen, "embed_dim", default=1280)}, 28 * 28 * 1280, window=0)
 
 
-def ernie4_5_vl(config: Config, said: Config) -> QwenVL:
+def ernie4_5_vl(config: Config, options: Config) -> QwenVL:
     """A patch goes through one picture."""
     around = outer(config)
     seen = {"hidden_size": 1280, "patch_size": 14, **vision(config), "temporal_patch_size": 1}
     key = "image_token_id" if around.get("image_token_id") is not None else "im_patch_id"
     around = {**around, "image_token_id": integer(around, key, low=0, default=100_295), "vision_config": seen}
-    return _build({**config, BESIDE: around}, said, seen, 28 * 28 * 6177, window=0)
+    return _build({**config, BESIDE: around}, options, seen, 28 * 28 * 6177, window=0)
 
 
-def exaone4_5(config: Config, said: Config) -> Exaone45:
+def exaone4_5(config: Config, options: Config) -> Exaone45:
     seen, around = {"hidden_size": 3584, **vision(config)}, outer(config)
-    made = qwen2_5_vl({**config, BESIDE: {**around, "image_token_id": token(config, 67), "vision_config": seen}}, said)
-    return Exaone45(**msgspec.structs.asdict(made))
+    result = qwen2_5_vl({**config, BESIDE: {**around, "image_token_id": token(config, 67), "vision_config": seen}}, options)
+    return Exaone45(**msgspec.structs.asdict(result))
 
 
-def qwen2_5_vl(config: Config, said: Config) -> QwenVL:
+def qwen2_5_vl(config: Config, options: Config) -> QwenVL:
     seen = vision(config)
     patch, merge = integer(seen, "patch_size", default=14), integer(seen, "spatial_merge_size", high=16, default=2)
-    return _build(config, said, seen, 28 * 28 * 1280, window=integer(seen, "window_size", default=112) // patch // merge)
+    return _build(config, options, seen, 28 * 28 * 1280, window=integer(seen, "window_size", default=112) // patch // merge)
 
 
-def qwen3_vl(config: Config, said: Config) -> QwenVL:
+def qwen3_vl(config: Config, options: Config) -> QwenVL:
     seen = vision(config)
-    return _build(config, said, seen, 28 * 28 * 1280, side=math.isqrt(integer(seen, "num_position_embeddings", default=2304)))
+    return _build(
+        config, options, seen, 28 * 28 * 1280, side=math.isqrt(integer(seen, "num_position_embeddings", default=2304))
+    )
 
 
-def _build(config: Config, said: Config, seen: Config, most: int, **more: Any) -> QwenVL:
-    size = read_size(said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 56 * 56, "longest_edge": most})
+def _build(config: Config, options: Config, seen: Config, most: int, **more: Any) -> QwenVL:
+    size = read_size(options, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 56 * 56, "longest_edge": most})
     hidden = integer(seen, "hidden_size", default=1280 if "window" in more else 1152)
     heads = integer(seen, "num_heads", default=16)
     return QwenVL(
         token=token(config, 151_655), patch=integer(seen, "patch_size", default=14 if "window" in more else 16),
         merge=integer(seen, "spatial_merge_size", high=16, default=2),
         frames=integer(seen, "temporal_patch_size", high=16, default=2),
-        least=integer(said, "min_pixels", default=size.get("shortest_edge", 56 * 56)),
-        most=integer(said, "max_pixels", default=size.get("longest_edge", most)),
-        head_dim=hidden // heads, **more, **settings(said, mean=MEAN, std=STD),
+        least=integer(options, "min_pixels", default=size.get("shortest_edge", 56 * 56)),
+        most=integer(options, "max_pixels", default=size.get("longest_edge", most)),
+        head_dim=hidden // heads, **more, **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip

@@ -95,9 +95,9 @@ class DeepseekOcr(GotOcr, frozen=True, kw_only=True):
         square = np.empty((self.whole, self.whole, 3), np.uint8)
         square[:] = self.colour
         square[top : top + high, left : left + wide] = view
-        made = super().preprocess([*tiles, square], size)
-        made.mix = self.arrange(size)[:, None]
-        return made
+        result = super().preprocess([*tiles, square], size)
+        result.mix = self.arrange(size)[:, None]
+        return result
 
 
 class PaddedOcr(DeepseekOcr, frozen=True, kw_only=True):
@@ -143,49 +143,49 @@ class DeepseekOcr1(PaddedOcr, frozen=True, kw_only=True):
         return np.concatenate([*rowed, [line + 1]]).astype(np.int32)
 
 
-def got_ocr2(config: Config, said: Config) -> GotOcr:
+def got_ocr2(config: Config, options: Config) -> GotOcr:
     seen = vision(config)
     side = edge(seen, "image_size", 1024)
-    only(read_size(said, "size", ("height", "width"), {"height": 384, "width": 384}).values(), side)
-    most = integer(said, "max_patches", high=64, default=12) if flag(said, "crop_to_patches", False) else 1
+    only(read_size(options, "size", ("height", "width"), {"height": 384, "width": 384}).values(), side)
+    most = integer(options, "max_patches", high=64, default=12) if flag(options, "crop_to_patches", False) else 1
     return GotOcr(
         token=token(config, 151_859), patch=edge(seen, "patch_size", 16), side=side, most=most, merge=SHRUNK,
-        least=integer(said, "min_patches", high=most, default=1), **settings(said, mean=MEAN, std=STD),
+        least=integer(options, "min_patches", high=most, default=1), **settings(options, mean=MEAN, std=STD),
     )  # fmt: skip
 
 
-def deepseek_ocr2(config: Config, said: Config) -> DeepseekOcr:
+def deepseek_ocr2(config: Config, options: Config) -> DeepseekOcr:
     seen = section(vision(config), "sam_config", "config.json: vision_config")
     whole = edge(seen, "image_size", 1024)
-    only(read_size(said, "size", ("height", "width"), {"height": 1024, "width": 1024}).values(), whole)
-    if not flag(said, "crop_to_patches", True):
+    only(read_size(options, "size", ("height", "width"), {"height": 1024, "width": 1024}).values(), whole)
+    if not flag(options, "crop_to_patches", True):
         raise UnsupportedModelError(f"{FILE}: crop_to_patches: false is not supported by this version")
-    colour = said.get("background_color", [127, 127, 127])
+    colour = options.get("background_color", [127, 127, 127])
     if not isinstance(colour, list) or len(colour) != 3 or not all(type(v) is int and 0 <= v < 256 for v in colour):
         raise CheckpointError(f"{FILE}: background_color: must be three numbers from 0 to 255, not {colour!r:.80}")
-    most = integer(said, "max_patches", high=64, default=6)
+    most = integer(options, "max_patches", high=64, default=6)
     return DeepseekOcr(
         token=token(config, 128_815), patch=edge(seen, "patch_size", 16), whole=whole, merge=SHRUNK,
-        side=integer(said, "tile_size", high=whole, default=768, where=FILE), colour=(colour[0], colour[1], colour[2]),
-        least=integer(said, "min_patches", high=most, default=2), most=most, **settings(said, mean=HALF, std=HALF),
+        side=integer(options, "tile_size", high=whole, default=768, where=FILE), colour=(colour[0], colour[1], colour[2]),
+        least=integer(options, "min_patches", high=most, default=2), most=most, **settings(options, mean=HALF, std=HALF),
     )  # fmt: skip
 
 
-def deepseek_ocr2_chat(config: Config, said: Config) -> PaddedOcr:
+def deepseek_ocr2_chat(config: Config, options: Config) -> PaddedOcr:
     """Of the authors' format, whose files name the size of the whole image only."""
     whole = edge(vision(config), "image_size", 1024)
     around = {**outer(config), "vision_config": {"sam_config": {"image_size": whole}}}
-    return PaddedOcr(**msgspec.structs.asdict(deepseek_ocr2({**config, BESIDE: around}, said)))
+    return PaddedOcr(**msgspec.structs.asdict(deepseek_ocr2({**config, BESIDE: around}, options)))
 
 
-def deepseek_ocr(config: Config, said: Config) -> DeepseekOcr1:
+def deepseek_ocr(config: Config, options: Config) -> DeepseekOcr1:
     """The authors' files name the size of the whole image only. Tiles are those of their code, at most as many as in the
     configuration that they serve the model with."""
     whole = edge(vision(config), "image_size", 1024)
-    most = integer(said, "max_patches", high=64, default=6)
+    most = integer(options, "max_patches", high=64, default=6)
     return DeepseekOcr1(
-        token=token(config, 128_815), patch=edge({"patch_size": said.get("patch_size", 16)}, "patch_size", 16), whole=whole,
-        merge=integer(said, "downsample_ratio", high=16, default=SHRUNK, where=FILE), side=whole * 5 // 8,
-        colour=(127, 127, 127), least=integer(said, "min_patches", high=most, default=2), most=most,
-        **settings(said, mean=HALF, std=HALF),
+        token=token(config, 128_815), patch=edge({"patch_size": options.get("patch_size", 16)}, "patch_size", 16), whole=whole,
+        merge=integer(options, "downsample_ratio", high=16, default=SHRUNK, where=FILE), side=whole * 5 // 8,
+        colour=(127, 127, 127), least=integer(options, "min_patches", high=most, default=2), most=most,
+        **settings(options, mean=HALF, std=HALF),
     )  # fmt: skip

@@ -95,15 +95,15 @@ class Step3(ImageProcessor, frozen=True, kw_only=True):
         return joined_patches.concat_views([patches.convolved_patches(self, view) for view in views])
 
 
-def step3p7(config: Config, said: Config) -> Step3:
+def step3p7(config: Config, options: Config) -> Step3:
     seen = vision(config)
     side, patch = edge(seen, "image_size", 728), integer(seen, "patch_size", high=1 << 10, default=14)
-    only(read_size(said, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
+    only(read_size(options, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
     heads = integer(seen, "num_attention_heads", default=integer(seen, "heads", default=16))
     return Step3(
         token=token(config, 151_679), patch=patch, side=side, table=side // patch,
-        tile=integer(said, "patch_size", high=1 << 14, default=504, where=FILE),
-        longest=integer(said, "max_image_size", high=1 << 14, default=3024, where=FILE),
+        tile=integer(options, "patch_size", high=1 << 14, default=504, where=FILE),
+        longest=integer(options, "max_image_size", high=1 << 14, default=3024, where=FILE),
         head_dim=integer(seen, "hidden_size", default=integer(seen, "width", default=1536)) // heads,
-        **settings(said, mean=MEAN, std=STD, resample=BILINEAR),
+        **settings(options, mean=MEAN, std=STD, resample=BILINEAR),
     )  # fmt: skip

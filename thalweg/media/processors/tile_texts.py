@@ -59,31 +59,31 @@ class Eagle25(TiledImages, frozen=True, kw_only=True):
         return most_similar(width, height, self.side, self.least, self.most)
 
 
-def h2ovl(config: Config, said: Config) -> TiledImages:
+def h2ovl(config: Config, options: Config) -> TiledImages:
     """With `use_msac`, the authors' code cuts the only image of a prompt twice, and each of several once."""
-    made = internvl_chat(config, said)
-    if not flag(said, "use_msac", flag(outer(config), "use_msac", False)):
-        return made
-    return H2ovl(**{**msgspec.structs.asdict(made), "single": True})
+    result = internvl_chat(config, options)
+    if not flag(options, "use_msac", flag(outer(config), "use_msac", False)):
+        return result
+    return H2ovl(**{**msgspec.structs.asdict(result), "single": True})
 
 
-def nvlm_d(config: Config, said: Config) -> NvlmD:
-    return NvlmD(**msgspec.structs.asdict(internvl_chat(config, said)))
+def nvlm_d(config: Config, options: Config) -> NvlmD:
+    return NvlmD(**msgspec.structs.asdict(internvl_chat(config, options)))
 
 
-def eagle2_5(config: Config, said: Config) -> Eagle25:
+def eagle2_5(config: Config, options: Config) -> Eagle25:
     around, seen = outer(config), vision(config)
     side = edge(seen, "image_size", 448)
     for key, value in (("pad_during_tiling", False), ("use_thumbnail", True)):
-        if flag(said, key, value) != value:
+        if flag(options, key, value) != value:
             raise UnsupportedModelError(f"{FILE}: {key}: only {str(value).lower()} is supported")
-    only(read_size(said, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
+    only(read_size(options, "size", ("height", "width"), {"height": side, "width": side}).values(), side)
     cuts: dict[str, Any] = {
-        field: integer(said, f"{name}_dynamic_tiles", high=64, default=integer(around, f"{name}_dynamic_patch", default=n))
+        field: integer(options, f"{name}_dynamic_tiles", high=64, default=integer(around, f"{name}_dynamic_patch", default=n))
         for field, name, n in (("least", "min", 1), ("most", "max", 12))
     }  # fmt: skip
     return Eagle25(
         token=token(config, 151_667), patch=edge(seen, "patch_size", 14), side=side, marker="<image>",
         merge=shuffle(around, "downsample_ratio"), number="<image {1}>", numbered="<image-{}>", **cuts,
-        **settings(said, mean=HALF, std=HALF),
+        **settings(options, mean=HALF, std=HALF),
     )  # fmt: skip

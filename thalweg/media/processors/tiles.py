@@ -102,34 +102,34 @@ class CommandAVision(TiledImages, frozen=True, kw_only=True):
         return f"<|START_OF_IMG|>{lines}<|END_OF_IMG|>"
 
 
-def cohere2_vision(config: Config, said: Config) -> CommandAVision:
+def cohere2_vision(config: Config, options: Config) -> CommandAVision:
     merge = integer(outer(config), "downsample_factor", high=16, default=2)
-    cuts = {} if flag(said, "crop_to_patches", True) else {"most": 1}
-    return CommandAVision(token=token(config, 255_036), **tile_settings(config, said, 512, 16) | {"merge": merge} | cuts)
+    cuts = {} if flag(options, "crop_to_patches", True) else {"most": 1}
+    return CommandAVision(token=token(config, 255_036), **tile_settings(config, options, 512, 16) | {"merge": merge} | cuts)
 
 
-def aya_vision(config: Config, said: Config) -> AyaVision:
+def aya_vision(config: Config, options: Config) -> AyaVision:
     """Tiles whatever `crop_to_patches` says, as above."""
     if text(outer(config), "vision_feature_select_strategy", "full") != "full":
         raise UnsupportedModelError("config.json: vision_feature_select_strategy: this encoder only has vectors of patches")
-    more = tile_settings(config, said, 384, 14) | {"merge": integer(outer(config), "downsample_factor", high=16, default=2)}
+    more = tile_settings(config, options, 384, 14) | {"merge": integer(outer(config), "downsample_factor", high=16, default=2)}
     return AyaVision(token=token(config, 255_036), marker="<image>", **more)
 
 
-def internvl(config: Config, said: Config) -> TiledImages:
+def internvl(config: Config, options: Config) -> TiledImages:
     """Tiles whatever `crop_to_patches` says, as its processor in transformers does."""
-    return TiledImages(token=token(config, 151_667), **tile_settings(config, said, 448, 14))
+    return TiledImages(token=token(config, 151_667), **tile_settings(config, options, 448, 14))
 
 
-def qianfan_ocr(config: Config, said: Config) -> TiledImages:
+def qianfan_ocr(config: Config, options: Config) -> TiledImages:
     """Its template has a special marker for an image."""
-    return TiledImages(token=token(config, 151_667), marker="<image>", **tile_settings(config, said, 448, 14))
+    return TiledImages(token=token(config, 151_667), marker="<image>", **tile_settings(config, options, 448, 14))
 
 
-def internvl_chat(config: Config, said: Config) -> TiledImages:
+def internvl_chat(config: Config, options: Config) -> TiledImages:
     """InternVL's own format: how images are cut is said in the model's configuration."""
     keys = ("dynamic_image_size", "force_image_size", "max_dynamic_patch", "min_dynamic_patch", "pad2square", "use_thumbnail")
-    around = {**outer(config), **{key: said[key] for key in keys if key in said}}
+    around = {**outer(config), **{key: options[key] for key in keys if key in options}}
     if flag(around, "pad2square", False) or not flag(around, "use_thumbnail", True):
         raise UnsupportedModelError("config.json: pad2square, and tiles without the whole image, are not supported")
     cuts = (1, 1)
@@ -137,20 +137,20 @@ def internvl_chat(config: Config, said: Config) -> TiledImages:
         cuts = (integer(around, "min_dynamic_patch", default=1), integer(around, "max_dynamic_patch", high=64, default=12))
     side = edge(vision(config), "image_size", 448)
     only((integer(around, "force_image_size", default=side),), side)
-    made = {**tile_settings(config, said, side, 14), "least": cuts[0], "most": cuts[1]}
-    return TiledImages(token=token(config), marker="<image>", **made)
+    result = {**tile_settings(config, options, side, 14), "least": cuts[0], "most": cuts[1]}
+    return TiledImages(token=token(config), marker="<image>", **result)
 
 
-def tile_settings(config: Config, said: Config, side: int, patch: int) -> dict[str, Any]:
+def tile_settings(config: Config, options: Config, side: int, patch: int) -> dict[str, Any]:
     """side, patch: where the file does not say."""
     seen = vision(config)
     side, patch = (edge(seen, key, default) for key, default in (("image_size", side), ("patch_size", patch)))
-    size = read_size(said, "size", ("height", "width"), {"height": side, "width": side})
+    size = read_size(options, "size", ("height", "width"), {"height": side, "width": side})
     only(size.values(), side)
-    most = integer(said, "max_patches", high=64, default=12)
+    most = integer(options, "max_patches", high=64, default=12)
     return {
-        "patch": patch, "side": side, "least": integer(said, "min_patches", high=most, default=1), "most": most,
-        "merge": merge_size(config), **settings(said, mean=MEAN, std=STD),
+        "patch": patch, "side": side, "least": integer(options, "min_patches", high=most, default=1), "most": most,
+        "merge": merge_size(config), **settings(options, mean=MEAN, std=STD),
     }  # fmt: skip
 
 

@@ -48,13 +48,13 @@ class Trocr(ImageProcessor, frozen=True, kw_only=True):
         return np.concatenate([head, value])
 
 
-def trocr(config: Config, said: Config) -> Trocr:
+def trocr(config: Config, options: Config) -> Trocr:
     seen, key = vision(config), "decoder_start_token_id"
     side = edge(seen, "image_size", 224)
-    only(read_size(said, "size", ("height", "width"), {"height": 224, "width": 224}).values(), side)
+    only(read_size(options, "size", ("height", "width"), {"height": 224, "width": 224}).values(), side)
     around = outer(config)
     first = integer(around if around.get(key) is not None else config, key, low=0, default=2)
     return Trocr(
         token=first, patch=edge(seen, "patch_size", 16), side=side, source=True, whole_prompt=True,
-        **settings(said, mean=HALF, std=HALF, resample=BILINEAR),
+        **settings(options, mean=HALF, std=HALF, resample=BILINEAR),
     )  # fmt: skip

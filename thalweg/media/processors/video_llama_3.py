@@ -18,18 +18,18 @@ class VideoLlama3(QwenVL, frozen=True, kw_only=True):
         return None
 
 
-def video_llama_3(config: Config, said: Config) -> VideoLlama3:
+def video_llama_3(config: Config, options: Config) -> VideoLlama3:
     seen = vision(config)
     if (
-        integer(said, "merge_size", default=1, where=FILE) != 1
-        or integer(said, "temporal_patch_size", default=1, where=FILE) != 1
+        integer(options, "merge_size", default=1, where=FILE) != 1
+        or integer(options, "temporal_patch_size", default=1, where=FILE) != 1
     ):
         raise UnsupportedModelError(f"{FILE}: merge_size and temporal_patch_size: only 1 is supported for images")
-    size = read_size(said, "size", EDGES, {EDGES[0]: LEAST, EDGES[1]: MOST})
+    size = read_size(options, "size", EDGES, {EDGES[0]: LEAST, EDGES[1]: MOST})
     return VideoLlama3(
         token=token(config, 151_655), patch=edge(seen, "patch_size", 16), merge=1, frames=1,
-        least=integer(said, "min_pixels", default=size.get(EDGES[0], LEAST), where=FILE),
-        most=integer(said, "max_pixels", default=size.get(EDGES[1], MOST), where=FILE),
+        least=integer(options, "min_pixels", default=size.get(EDGES[0], LEAST), where=FILE),
+        most=integer(options, "max_pixels", default=size.get(EDGES[1], MOST), where=FILE),
         head_dim=integer(seen, "hidden_size", default=768) // integer(seen, "num_attention_heads", default=12),
-        **settings(said, mean=HALF, std=HALF),
+        **settings(options, mean=HALF, std=HALF),
     )  # fmt: skip

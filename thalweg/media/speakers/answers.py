@@ -37,7 +37,7 @@ class SpokenAnswer:
     """Does the client want the text too?"""
 
 
-def read_modalities(modalities: Any, said: Any, seed: int) -> SpokenAnswer | None:
+def read_modalities(modalities: Any, options: Any, seed: int) -> SpokenAnswer | None:
     """How an answer is spoken, from these two fields of a request. None: it is not. seed: unless `said` has one. RequestError
     names the field."""
     known = modalities is None or (
@@ -46,12 +46,12 @@ def read_modalities(modalities: Any, said: Any, seed: int) -> SpokenAnswer | Non
     if not known or (modalities is not None and not modalities):
         raise RequestError(f"modalities: must be a list of {TEXT} and {SPEECH}, not {modalities!r:.80}", "modalities")
     if modalities is None or SPEECH not in modalities:
-        if said is not None:
+        if options is not None:
             raise RequestError(f"audio: needs modalities with {SPEECH!r}", "audio")
         return None
-    if said is not None and not isinstance(said, Mapping):
-        raise RequestError(f'audio: must be like {{"voice": NAME, "format": "wav"}}, not {said!r:.80}', "audio")
-    fields = dict(said or {})
+    if options is not None and not isinstance(options, Mapping):
+        raise RequestError(f'audio: must be like {{"voice": NAME, "format": "wav"}}, not {options!r:.80}', "audio")
+    fields = dict(options or {})
     if unknown := sorted(set(map(str, fields)) - {*FIELDS}):
         raise RequestError(f"audio.{unknown[0]}: unknown; known: {', '.join(FIELDS)}", f"audio.{unknown[0]}")
     voice: Any = fields.get("voice") or ""
@@ -91,10 +91,10 @@ def write_file(form: str, rate: int, samples: np.ndarray) -> bytes:
     return (encoder.write(samples) if len(samples) else b"") + encoder.close()
 
 
-def request_states(speaker: Speaker, params: SamplingParams, asked: Sequence[int], known: bool) -> SamplingParams:
+def request_states(speaker: Speaker, params: SamplingParams, requested: Sequence[int], known: bool) -> SamplingParams:
     """The parameters of the engine that writes an answer, so that it returns the hidden states that the speaker requires.
-    asked: tokens of the prompt. known: does that engine return any? RequestError."""
-    first = speaker.first_state(asked)
+    requested: tokens of the prompt. known: does that engine return any? RequestError."""
+    first = speaker.first_state(requested)
     if first is None:
         return params
     if not known:

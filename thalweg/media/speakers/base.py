@@ -89,14 +89,14 @@ class Speaker(ABC):
         }
 
     def answer_prompt(
-        self, asked: Sequence[int], answer: Sequence[int], settings: SpeechSettings, states: PromptStates | None = None
+        self, requested: Sequence[int], answer: Sequence[int], settings: SpeechSettings, states: PromptStates | None = None
     ) -> dict[str, Any] | None:
-        """The engine's prompt for an answer of another model, of speakers of answers. asked: its prompt. answer: its tokens.
+        """The engine's prompt for an answer of another model. requested: its prompt. answer: its tokens.
         states: its hidden states at placeholders of media. None: there is nothing to speak.
         RequestError for settings, as `check`, and for prompts without a turn to answer."""
         raise NotImplementedError
 
-    def first_state(self, asked: Sequence[int]) -> int | None:
+    def first_state(self, requested: Sequence[int]) -> int | None:
         """The position of the first token of this prompt whose hidden state `answer_prompt` requires. None: there is none."""
         return None
 
@@ -117,16 +117,16 @@ class Speaker(ABC):
         """Prompts of the engine, one for each sentence or a few. RequestError: there is nothing to speak, or one is too long.
         Sentence n of a text has the seed `settings.seed` + n."""
         self.check(settings)
-        made: list[dict[str, Any]] = []
+        result: list[dict[str, Any]] = []
         for piece in split_sentences(text):
             units = self.units(piece)
             if len(units) > self.most_units:
                 raise RequestError(f"input: a sentence of {len(units)} units; at most {self.most_units}: split it", "input")
             if units:
-                made.append(self.prompt(piece, units, settings, len(made)))
-        if not made:
+                result.append(self.prompt(piece, units, settings, len(result)))
+        if not result:
             raise RequestError("input: has no character that this model can speak", "input")
-        return made
+        return result
 
     def utterance(self, units: np.ndarray, settings: SpeechSettings, number: int = 0) -> Input:
         """units i32[rows, books]. number: of the utterance in its text."""
@@ -162,19 +162,19 @@ class Speaker(ABC):
 
 def split_sentences(text: str) -> list[str]:
     """Pieces of at most PIECE characters, each of one or several whole sentences. Longer sentences are split at words."""
-    made = [""]
+    result = [""]
     for sentence in filter(None, (part.strip() for part in SENTENCE.split(text))):
         for part in _split_words(sentence):
-            if made[-1] and len(made[-1]) + 1 + len(part) > PIECE:
-                made.append("")
-            made[-1] += " " * bool(made[-1]) + part
-    return [piece for piece in made if piece]
+            if result[-1] and len(result[-1]) + 1 + len(part) > PIECE:
+                result.append("")
+            result[-1] += " " * bool(result[-1]) + part
+    return [piece for piece in result if piece]
 
 
 def _split_words(sentence: str) -> list[str]:
-    made = [""]
+    result = [""]
     for word in sentence.split():
-        if made[-1] and len(made[-1]) + 1 + len(word) > PIECE:
-            made.append("")
-        made[-1] += " " * bool(made[-1]) + word
-    return made
+        if result[-1] and len(result[-1]) + 1 + len(word) > PIECE:
+            result.append("")
+        result[-1] += " " * bool(result[-1]) + word
+    return result

@@ -32,16 +32,16 @@ class CsmSpeaker(Speaker):
 
     @classmethod
     def load(cls, config: Config, path: Path) -> CsmSpeaker:
-        codec, said = config.get("codec_config"), {k: v for k, v in generation_defaults(path).items() if v is not None}
+        codec, options = config.get("codec_config"), {k: v for k, v in generation_defaults(path).items() if v is not None}
         if not isinstance(codec, dict):
             raise CheckpointError("config.json: codec_config: missing")
         for name in USUAL:
-            other = said.get(f"depth_decoder_{name}")
-            if other is not None and other != said.get(name, USUAL[name]):
+            other = options.get(f"depth_decoder_{name}")
+            if other is not None and other != options.get(name, USUAL[name]):
                 raise UnsupportedModelError(f"generation_config.json: depth_decoder_{name}: only that of {name} is supported")
         sampling = {
-            "temperature": real(said, "temperature", 0, 1e3, default=USUAL["temperature"], where="generation_config.json"),
-            "top_k": integer(said, "top_k", 0, 1 << 30, default=50, where="generation_config.json"),
+            "temperature": real(options, "temperature", 0, 1e3, default=USUAL["temperature"], where="generation_config.json"),
+            "top_k": integer(options, "top_k", 0, 1 << 30, default=50, where="generation_config.json"),
         }
         return cls(
             path, integer(codec, "sampling_rate", 100, 768_000, default=24_000), integer(config, "vocab_size", default=2051),

@@ -82,12 +82,12 @@ class OmniSpeaker(Speaker):
         return {**self._write([], [self._turn, self._assistant, self._line], units, settings), "prompt": piece}
 
     def answer_prompt(
-        self, asked: Sequence[int], answer: Sequence[int], settings: SpeechSettings, states: PromptStates | None = None
+        self, requested: Sequence[int], answer: Sequence[int], settings: SpeechSettings, states: PromptStates | None = None
     ) -> dict[str, Any] | None:
         """Of an answer's last token, which ends it, nothing is spoken. The talker sees the user's turns only. Tokens of the
         prompt behind the beginning of the answer belong to the answer."""
         self.check(settings)
-        ids = np.array(asked, np.int64)
+        ids = np.array(requested, np.int64)
         begins = np.flatnonzero(ids == self._turn)
         own = [int(i) for i in begins if i + 1 < ids.size and ids[i + 1] == self._assistant]
         if not own:
@@ -99,8 +99,8 @@ class OmniSpeaker(Speaker):
         media = [] if states is None else _move_media(states, ids.size, users)
         return self._write(ids[users].tolist(), spoken[:HEADER], spoken[HEADER:], settings, media)
 
-    def first_state(self, asked: Sequence[int]) -> int | None:
-        ids = np.array(asked, np.int64)
+    def first_state(self, requested: Sequence[int]) -> int | None:
+        ids = np.array(requested, np.int64)
         users = self._find_user_tokens(ids)
         found = users[np.isin(ids[users], self._media)]
         return int(found[0]) if found.size else None
@@ -111,17 +111,17 @@ class OmniSpeaker(Speaker):
         return np.flatnonzero(ids[np.minimum(last + 1, ids.size - 1)] == self._user)
 
     def _write(
-        self, asked: Sequence[int], header: Sequence[int], answer: Sequence[int], settings: SpeechSettings,
+        self, requested: Sequence[int], header: Sequence[int], answer: Sequence[int], settings: SpeechSettings,
         media: Sequence[Input] = (),
     ) -> dict[str, Any]:  # fmt: skip
-        """The talker's prompt for an answer of at least one token. asked: tokens of the user's turns. header: the HEADER tokens
+        """The talker's prompt for an answer, not empty. requested: tokens of the user's turns. header: the HEADER tokens
         before the answer. media: hidden states that replace tokens of `asked`."""
         if len(header) != HEADER or not answer:
             raise ValueError(f"answer: {len(header)} tokens before an answer of {len(answer)}")
         voice = self.voices.index(self._find_voice(settings.voice)) if settings.voice else 0
-        ids = [self._nothing] * (len(asked) + HEADER) + [*self._head, self._voice + voice, *self._tail]
+        ids = [self._nothing] * (len(requested) + HEADER) + [*self._head, self._voice + voice, *self._tail]
         quiet = [self._pad] * (len(self._head) + 1)
-        spoken = np.array([*asked, *header, *quiet, self._begin, *answer, self._end], np.int32)
+        spoken = np.array([*requested, *header, *quiet, self._begin, *answer, self._end], np.int32)
         digest = hashlib.blake2b(TEXT.encode() + spoken.tobytes(), digest_size=16).digest()
         item = Input(kind=TEXT, digest=digest, positions=np.zeros(0, np.int32), spoken=spoken)
         return {"prompt_token_ids": ids, KIND: (item, *media)}
@@ -140,15 +140,15 @@ class OmniSpeaker(Speaker):
 def _move_media(states: PromptStates, size: int, users: np.ndarray) -> list[Input]:
     """Hidden states at placeholders of media, among the tokens of the user's turns. size: tokens of the prompt. users:
     positions of those tokens in it."""
-    first, made = size - len(states.values), list[Input]()
+    first, result = size - len(states.values), list[Input]()
     for item in states.inputs:
         at = np.searchsorted(users, item.positions)
         if not item.positions.size or not np.array_equal(users[np.minimum(at, users.size - 1)], item.positions):
             continue  # of the system's turn
         rows = np.ascontiguousarray(states.values[item.positions - first], np.float32)
         digest = hashlib.blake2b(b"states" + rows.tobytes(), digest_size=16).digest()
-        made.append(Input(
+        result.append(Input(
             kind=TEXT, digest=digest, positions=at.astype(np.int32), data=(rows,), axes=item.axes, lead=item.lead,
             tail=item.tail, extent=item.extent,
         ))  # fmt: skip
-    return made
+    return result

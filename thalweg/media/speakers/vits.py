@@ -54,18 +54,18 @@ class VitsSpeaker(Speaker):
         known = [i for i in ids if i is not None]
         if not self._blank or not known:
             return known
-        made = [0] * (2 * len(known) + 1)
-        made[1::2] = known
-        return made
+        result = [0] * (2 * len(known) + 1)
+        result[1::2] = known
+        return result
 
     def _normalise(self, text: str) -> str:
         """In lower case, except for tokens of the vocabulary."""
-        made, at = "", 0
+        result, at = "", 0
         while at < len(text):
             token = next((t for t in self._long if text.startswith(t, at)), text[at])
-            made += token if token in self._vocab else token.lower()
+            result += token if token in self._vocab else token.lower()
             at += len(token)
-        return made
+        return result
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -105,16 +105,16 @@ class VideoProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return self.frames.preprocess(views, (size[0], size[1]))
 
 
-def pixels(said: Config, frames: Frame, **defaults: Any) -> dict[str, Any]:
+def pixels(options: Config, frames: Frame, **defaults: Any) -> dict[str, Any]:
     """Fields of `ImageProcessor` that a model's settings of videos may have otherwise than those of images. defaults: mean and
     std where the file has none, if not those of images."""
-    return settings(said, **{"mean": frames.mean, "std": frames.std, "resample": frames.resample, **defaults})
+    return settings(options, **{"mean": frames.mean, "std": frames.std, "resample": frames.resample, **defaults})
 
 
-def rate(said: Config, default_fps: float | None, default_frames: int | None) -> dict[str, Any]:
+def rate(options: Config, default_fps: float | None, default_frames: int | None) -> dict[str, Any]:
     """`num_frames` and `fps`. defaults: of the family's own processor."""
-    frames = integer(said, "num_frames", high=MOST_FRAMES, default=0, where=FILE) or default_frames
-    fps = real(said, "fps", 0.01, 240, default=0, where=FILE) or default_fps
+    frames = integer(options, "num_frames", high=MOST_FRAMES, default=0, where=FILE) or default_frames
+    fps = real(options, "fps", 0.01, 240, default=0, where=FILE) or default_fps
     return {"num_frames": frames, "fps": fps}
 
 

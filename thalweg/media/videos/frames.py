@@ -76,9 +76,9 @@ class LlavaFrame(ImageProcessor, frozen=True, kw_only=True):
         """last: the learned vector of an end of a row follows."""
         from thalweg.media import anyres, patches
 
-        made = patches.square(self, views, False, False)
-        made.mix, made.part = anyres.halve(self.side // self.patch, last)
-        return made
+        result = patches.square(self, views, False, False)
+        result.mix, result.part = anyres.halve(self.side // self.patch, last)
+        return result
 
 
 class NemotronFrame(NemotronOmni, frozen=True, kw_only=True):

@@ -31,13 +31,13 @@ class NemotronVideo(UniformVideo, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
-def nemotron_omni(config: Config, images: Processor, said: Config) -> NemotronVideo:
+def nemotron_omni(config: Config, images: Processor, options: Config) -> NemotronVideo:
     assert isinstance(images, NemotronOmni)
     shared: dict[str, Any] = {name: getattr(images, name) for name in NemotronOmni.__struct_fields__}
-    shared |= {"mean": three(said, "norm_mean", images.mean), "std": three(said, "norm_std", images.std)}
+    shared |= {"mean": three(options, "norm_mean", images.mean), "std": three(options, "norm_std", images.std)}
     frames = NemotronFrame(
-        **shared, target=integer(said, "video_target_num_patches", high=1 << 20, default=1024, where=FILE),
-        square=not flag(said, "video_maintain_aspect_ratio", True),
+        **shared, target=integer(options, "video_target_num_patches", high=1 << 20, default=1024, where=FILE),
+        square=not flag(options, "video_maintain_aspect_ratio", True),
     )  # fmt: skip
     group = integer(vision(config), "video_temporal_patch_size", high=16, default=2)
-    return NemotronVideo(token=images.token, marker="<video>", frames=frames, group=group, **rate(said, None, None))
+    return NemotronVideo(token=images.token, marker="<video>", frames=frames, group=group, **rate(options, None, None))

@@ -154,84 +154,84 @@ def _even(found: list[int]) -> list[int]:
     return [*found, found[-1]] if len(found) % 2 else found
 
 
-def _limits(said: Config, least: int, most: int) -> tuple[int, int]:
+def _limits(options: Config, least: int, most: int) -> tuple[int, int]:
     """Pixels."""
-    size = read_size(said, "size", EDGES, {EDGES[0]: least, EDGES[1]: most})
+    size = read_size(options, "size", EDGES, {EDGES[0]: least, EDGES[1]: most})
     return (
-        integer(said, "min_pixels", default=size.get(EDGES[0], least), where=FILE),
-        integer(said, "max_pixels", default=size.get(EDGES[1], most), where=FILE),
+        integer(options, "min_pixels", default=size.get(EDGES[0], least), where=FILE),
+        integer(options, "max_pixels", default=size.get(EDGES[1], most), where=FILE),
     )
 
 
-def _check_cap(said: Config) -> None:
-    if flag(said, "cap_pixels_per_frame", False):
+def _check_cap(options: Config) -> None:
+    if flag(options, "cap_pixels_per_frame", False):
         raise UnsupportedModelError(f"{FILE}: cap_pixels_per_frame: true is not supported by this version")
 
 
-def qwen2_vl(config: Config, images: Processor, said: Config) -> QwenVideo:
+def qwen2_vl(config: Config, images: Processor, options: Config) -> QwenVideo:
     assert isinstance(images, QwenVL)
-    _check_cap(said)
-    least, most = _limits(said, 128 * 28 * 28, 28 * 28 * 768)
-    frames = msgspec.structs.replace(images, least=least, most=most, **pixels(said, images))
+    _check_cap(options)
+    least, most = _limits(options, 128 * 28 * 28, 28 * 28 * 768)
+    frames = msgspec.structs.replace(images, least=least, most=most, **pixels(options, images))
     return QwenVideo(
         token=integer(outer(config), "video_token_id", low=0, default=151_656), marker="<|video_pad|>", frames=frames,
-        group=images.frames, least=integer(said, "min_frames", default=4, where=FILE),
-        most=integer(said, "max_frames", high=MOST_FRAMES, default=MOST_FRAMES, where=FILE), **rate(said, None, None),
+        group=images.frames, least=integer(options, "min_frames", default=4, where=FILE),
+        most=integer(options, "max_frames", high=MOST_FRAMES, default=MOST_FRAMES, where=FILE), **rate(options, None, None),
     )  # fmt: skip
 
 
-def qwen2_5_vl(config: Config, images: Processor, said: Config) -> QwenVideo:
+def qwen2_5_vl(config: Config, images: Processor, options: Config) -> QwenVideo:
     return msgspec.structs.replace(
-        qwen2_vl(config, images, said), speed=real(vision(config), "tokens_per_second", 0.01, 1e4, default=4.0)
+        qwen2_vl(config, images, options), speed=real(vision(config), "tokens_per_second", 0.01, 1e4, default=4.0)
     )
 
 
-def qwen3_vl(config: Config, images: Processor, said: Config, token: int = 151_656) -> StampedVideo:
+def qwen3_vl(config: Config, images: Processor, options: Config, token: int = 151_656) -> StampedVideo:
     assert isinstance(images, QwenVL)
-    _check_cap(said)
-    least, most = _limits(said, 128 * 32 * 32, 32 * 32 * 768)
-    frame = msgspec.structs.replace(images, least=least, most=most, **pixels(said, images, mean=HALF, std=HALF))
+    _check_cap(options)
+    least, most = _limits(options, 128 * 32 * 32, 32 * 32 * 768)
+    frame = msgspec.structs.replace(images, least=least, most=most, **pixels(options, images, mean=HALF, std=HALF))
     return StampedVideo(
         token=integer(outer(config), "video_token_id", low=0, default=token),
         marker="<|vision_start|><|video_pad|><|vision_end|>", frames=stack(frame, images.frames), group=images.frames,
-        least=integer(said, "min_frames", default=4, where=FILE),
-        most=integer(said, "max_frames", high=MOST_FRAMES, default=MOST_FRAMES, where=FILE), **rate(said, None, None),
+        least=integer(options, "min_frames", default=4, where=FILE),
+        most=integer(options, "max_frames", high=MOST_FRAMES, default=MOST_FRAMES, where=FILE), **rate(options, None, None),
     )  # fmt: skip
 
 
-def qwen3_5(config: Config, images: Processor, said: Config) -> StampedVideo:
-    return qwen3_vl(config, images, said, token=248_057)
+def qwen3_5(config: Config, images: Processor, options: Config) -> StampedVideo:
+    return qwen3_vl(config, images, options, token=248_057)
 
 
-def lfm3_vl(config: Config, images: Processor, said: Config) -> StampedVideo:
-    return qwen3_vl(config, images, said, token=125_029)
+def lfm3_vl(config: Config, images: Processor, options: Config) -> StampedVideo:
+    return qwen3_vl(config, images, options, token=125_029)
 
 
-def cohere_compass(config: Config, images: Processor, said: Config) -> StampedVideo:
+def cohere_compass(config: Config, images: Processor, options: Config) -> StampedVideo:
     around = ("<|VISION_START|>", "<|VISION_END|>")
-    made = qwen3_vl(config, images, said, token=255_032)
-    return msgspec.structs.replace(made, around=around, marker=f"{around[0]}<|VIDEO_PAD|>{around[1]}")
+    result = qwen3_vl(config, images, options, token=255_032)
+    return msgspec.structs.replace(result, around=around, marker=f"{around[0]}<|VIDEO_PAD|>{around[1]}")
 
 
-def cosmos3_edge(config: Config, images: Processor, said: Config) -> StampedVideo:
+def cosmos3_edge(config: Config, images: Processor, options: Config) -> StampedVideo:
     """Each frame is encoded separately, and has its time before it."""
     assert isinstance(images, Cosmos3Edge)
-    least, most = _limits(said, 64 * 64, 24 * 1024 * 1024)
-    frame = msgspec.structs.replace(images, least=least, most=most, **pixels(said, images))
+    least, most = _limits(options, 64 * 64, 24 * 1024 * 1024)
+    frame = msgspec.structs.replace(images, least=least, most=most, **pixels(options, images))
     return StampedVideo(
         token=integer(outer(config), "video_token_id", low=0, default=18),
-        marker="<|vision_start|><|video_pad|><|vision_end|>", frames=stack(frame, 1), **rate(said, None, None),
+        marker="<|vision_start|><|video_pad|><|vision_end|>", frames=stack(frame, 1), **rate(options, None, None),
     )  # fmt: skip
 
 
-def glm4v(config: Config, images: Processor, said: Config) -> GlmVideo:
+def glm4v(config: Config, images: Processor, options: Config) -> GlmVideo:
     """GLM-4.6V has the architecture of the others, and only its video processor has another name."""
     assert isinstance(images, Glm4v)
-    least, most = _limits(said, 112 * 112, 28 * 28 * 2 * 30_000)
-    frame = msgspec.structs.replace(images, least=least, most=most, **pixels(said, images))
-    newer = text(said, "video_processor_type", "").startswith("Glm46V")
-    told = {} if newer else rate({**said, "num_frames": None}, None, None)
+    least, most = _limits(options, 112 * 112, 28 * 28 * 2 * 30_000)
+    frame = msgspec.structs.replace(images, least=least, most=most, **pixels(options, images))
+    newer = text(options, "video_processor_type", "").startswith("Glm46V")
+    reported = {} if newer else rate({**options, "num_frames": None}, None, None)
     return (Glm46Video if newer else GlmVideo)(
         token=images.token, marker="<|video|>", frames=stack(frame, images.frames), group=images.frames,
-        longest=integer(said, "max_duration", default=300, where=FILE), **told,
+        longest=integer(options, "max_duration", default=300, where=FILE), **reported,
     )  # fmt: skip

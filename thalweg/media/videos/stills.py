@@ -140,63 +140,66 @@ def spell(number: int) -> str:
     return TENS[number // 10] + (f"-{ONES[number % 10]}" if number % 10 else "")
 
 
-def internvl(config: Config, images: Processor, said: Config) -> InternVLVideo:
+def internvl(config: Config, images: Processor, options: Config) -> InternVLVideo:
     assert isinstance(images, TiledImages)
-    only(read_size(said, "size", ("height", "width"), {"height": images.side}).values(), images.side)
-    frames = msgspec.structs.replace(images, least=1, most=1, **pixels(said, images))
-    return InternVLVideo(token=images.token, marker="<video>", frames=frames, **rate(said, None, None))
+    only(read_size(options, "size", ("height", "width"), {"height": images.side}).values(), images.side)
+    frames = msgspec.structs.replace(images, least=1, most=1, **pixels(options, images))
+    return InternVLVideo(token=images.token, marker="<video>", frames=frames, **rate(options, None, None))
 
 
-def llava_onevision(config: Config, images: Processor, said: Config) -> LlavaVideo:
+def llava_onevision(config: Config, images: Processor, options: Config) -> LlavaVideo:
     assert isinstance(images, LlavaNext)
     side = images.side
-    only(read_size(said, "size", ("height", "width"), {"height": side}).values(), side)
-    shared = {name: getattr(images, name) for name in ImageProcessor.__struct_fields__} | pixels(said, images)
+    only(read_size(options, "size", ("height", "width"), {"height": side}).values(), side)
+    shared = {name: getattr(images, name) for name in ImageProcessor.__struct_fields__} | pixels(options, images)
     around = outer(config)
     key = "video_token_id" if around.get("video_token_id") is not None else "video_token_index"
     token = integer(around, key, low=0, default=151_647)
     frames = LlavaFrame(**{**shared, "token": token}, side=side)
-    return LlavaVideo(token=token, marker="<video>", frames=frames, **rate(said, None, None))
+    return LlavaVideo(token=token, marker="<video>", frames=frames, **rate(options, None, None))
 
 
-def smolvlm(config: Config, images: Processor, said: Config) -> SmolVLMVideo:
+def smolvlm(config: Config, images: Processor, options: Config) -> SmolVLMVideo:
     """`video_sampling`, where the file has it, wins."""
     assert isinstance(images, Idefics3)
-    sampling = said.get("video_sampling") or {}
+    sampling = options.get("video_sampling") or {}
     if not isinstance(sampling, dict):
         raise CheckpointError(f"{FILE}: video_sampling: must be an object, not {sampling!r:.80}")
-    told = {"num_frames": sampling.get("max_frames", said.get("num_frames")), "fps": sampling.get("fps", said.get("fps"))}
-    sizes = {"size": sampling.get("video_size", said.get("size"))}
-    side = read_edges(said, "max_image_size", ("longest_edge",), {"longest_edge": images.side})["longest_edge"]
+    reported = {
+        "num_frames": sampling.get("max_frames", options.get("num_frames")),
+        "fps": sampling.get("fps", options.get("fps")),
+    }
+    sizes = {"size": sampling.get("video_size", options.get("size"))}
+    side = read_edges(options, "max_image_size", ("longest_edge",), {"longest_edge": images.side})["longest_edge"]
     only([side], images.side)
     longest = read_edges(sizes, "size", ("longest_edge",), {"longest_edge": images.side})["longest_edge"]
-    frames = msgspec.structs.replace(images, longest=longest, cuts=False, **pixels(said, images))
-    return SmolVLMVideo(token=images.token, marker="<video>", frames=frames, **rate(told, None, None))
+    frames = msgspec.structs.replace(images, longest=longest, cuts=False, **pixels(options, images))
+    return SmolVLMVideo(token=images.token, marker="<video>", frames=frames, **rate(reported, None, None))
 
 
-def gemma4(config: Config, images: Processor, said: Config) -> Gemma4Video:
+def gemma4(config: Config, images: Processor, options: Config) -> Gemma4Video:
     """Images' arithmetic, with fewer vectors to a frame."""
     assert isinstance(images, Gemma4)
     token = integer(outer(config), "video_token_id", low=0, default=258_884)
     frames = msgspec.structs.replace(
-        images, token=token, vectors=integer(said, "max_soft_tokens", high=1 << 14, default=70, where=FILE)
+        images, token=token, vectors=integer(options, "max_soft_tokens", high=1 << 14, default=70, where=FILE)
     )
-    return Gemma4Video(token=token, marker="<|video|>", frames=frames, **rate(said, None, None))
+    return Gemma4Video(token=token, marker="<|video|>", frames=frames, **rate(options, None, None))
 
 
-def perception_lm(config: Config, images: Processor, said: Config) -> TiledVideo:
+def perception_lm(config: Config, images: Processor, options: Config) -> TiledVideo:
     """Settings of images have another size, which they do not use."""
     assert isinstance(images, PerceptionLM)
-    if "tile_size" not in said:
-        only(read_size(said, "size", ("height", "width"), {"height": images.side}).values(), images.side)
+    if "tile_size" not in options:
+        only(read_size(options, "size", ("height", "width"), {"height": images.side}).values(), images.side)
     token = integer(outer(config), "video_token_id", low=0, default=128_003)
-    frames = msgspec.structs.replace(images, token=token, most=0, **pixels(said, images))
-    return TiledVideo(token=token, marker="<|video|>", frames=frames, **rate(said, None, None))
+    frames = msgspec.structs.replace(images, token=token, most=0, **pixels(options, images))
+    return TiledVideo(token=token, marker="<|video|>", frames=frames, **rate(options, None, None))
 
 
-def instructblip_video(config: Config, images: Processor, said: Config) -> InstructBlipVideo:
+def instructblip_video(config: Config, images: Processor, options: Config) -> InstructBlipVideo:
     """Its published processor has four frames."""
     assert isinstance(images, InstructBlip)
-    only(read_size(said, "size", ("height", "width"), {"height": images.side}).values(), images.side)
-    frames = msgspec.structs.replace(images, marker="<video>", **pixels(said, images))
-    return InstructBlipVideo(token=images.token, marker="<video>", frames=frames, **rate(said, None, 4))
+    only(read_size(options, "size", ("height", "width"), {"height": images.side}).values(), images.side)
+    frames = msgspec.structs.replace(images, marker="<video>", **pixels(options, images))
+    return InstructBlipVideo(token=images.token, marker="<video>", frames=frames, **rate(options, None, 4))

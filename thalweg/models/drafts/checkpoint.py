@@ -112,9 +112,9 @@ def own_embedding(files: DraftFiles, path: Path, target: DraftTarget) -> int:
 
 def check_kind(config: Mapping[str, Any], kind: str) -> None:
     """CheckpointError: a checkpoint of `speculators` is of another kind."""
-    said = text(config, KIND, kind)
-    if said != kind:
-        raise CheckpointError(f"config.json: {KIND}: it is a drafter of the method {said!r:.40}, not {kind}")
+    name = text(config, KIND, kind)
+    if name != kind:
+        raise CheckpointError(f"config.json: {KIND}: it is a drafter of the method {name!r:.40}, not {kind}")
 
 
 def _read_headers(path: Path, replace: Prefixes) -> Mapping[str, tuple[str, tuple[int, ...]]]:

@@ -45,8 +45,8 @@ def _check_vocabulary(draft: Path, hf: Mapping[str, Any], path: Path, target: Ma
 def _vocabulary(path: Path) -> dict[str, int] | None:
     """Ids of all tokens, by a GGUF file or tokenizer.json. None: there is no such file."""
     if gguf.is_gguf(path):
-        said = gguf.read_vocabulary(path)
-        return {t: i for i, (t, kind) in enumerate(zip(said.tokens, said.kinds, strict=True)) if kind != UNUSED}
+        vocabulary = gguf.read_vocabulary(path)
+        return {t: i for i, (t, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True)) if kind != UNUSED}
     file = path / "tokenizer.json"
     if not file.is_file():
         return None

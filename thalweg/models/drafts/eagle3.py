@@ -58,8 +58,8 @@ def _declare(path: Path, target: DraftTarget, kind: str) -> DraftModel:
     if not flag(config, "use_aux_hidden_state", True):
         raise UnsupportedModelError("config.json: use_aux_hidden_state: false is not supported by this version")
     hidden, wide, layers = hidden_size(config), check_hidden(config, target), len(target.spec.layers)
-    said = config.get(TAPS)
-    taps = default_places(layers) if said is None else places_before(said, layers, TAPS)
+    taps_key = config.get(TAPS)
+    taps = default_places(layers) if taps_key is None else places_before(taps_key, layers, TAPS)
     e = eps(config)
     fc_norm, before = flag(config, "fc_norm", False), flag(config, "norm_before_fc", False)
     vocab = integer(config, "draft_vocab_size", default=target.spec.vocab)

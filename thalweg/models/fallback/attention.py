@@ -33,25 +33,25 @@ class AttentionHandler(Protocol):
     """The handler of a module's attention layers."""
 
     def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, said: Mapping[str, Any]
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, arguments: Mapping[str, Any]
     ) -> Tensor:
         """q [1, heads, T, D], k and v [1, kv_heads, T, ...] -> [1, T, heads, D of v]."""
 
 
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: Any = None,
-    dropout: float = 0.0, **said: Any,
+    dropout: float = 0.0, **arguments: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """As transformers calls it. UnsupportedModelError names an unknown argument."""
-    sink: AttentionHandler | None = said.pop(HANDED, None)
+    sink: AttentionHandler | None = arguments.pop(HANDED, None)
     if sink is None:
         raise UnsupportedModelError("its layers do not pass the arguments of the model's call on")
     if dropout:
         raise UnsupportedModelError(f"its attention drops weights (dropout {dropout!r:.20})")
-    for name, value_of in said.items():
+    for name, value_of in arguments.items():
         if name not in UNDERSTOOD and name not in WITHOUT_MEANING and value_of is not None and value_of is not False:
             raise UnsupportedModelError(f"its attention has the argument {name!r}, which this version does not support")
-    return sink.attend(module, query, key, value, attention_mask, {**said, "scaling": scaling}), None
+    return sink.attend(module, query, key, value, attention_mask, {**arguments, "scaling": scaling}), None
 
 
 def register() -> None:

@@ -88,10 +88,10 @@ def make(config: Mapping[str, Any], dtype: str, length: int = 0) -> MetaModel:
     kind = find(architecture)
     attention.register()
     masks.register()
-    said = {key: _plain(value) for key, value in config.items() if key not in OURS}
+    values = {key: _plain(value) for key, value in config.items() if key not in OURS}
     before = torch.get_default_dtype()
     try:
-        settings: Any = kind.config_class.from_dict(said)  # type: ignore[union-attr]
+        settings: Any = kind.config_class.from_dict(values)  # type: ignore[union-attr]
         settings._attn_implementation = attention.PROBED
         settings.use_cache = False
         if getattr(settings, "output_router_logits", False):
@@ -137,7 +137,7 @@ class _Given(nn.Module):
             if isinstance(child, PreTrainedModel):
                 setattr(self, name, _Given(child))
 
-    def forward(self, *args: Any, inputs_embeds: Any = None, **said: Any) -> Any:
+    def forward(self, *args: Any, inputs_embeds: Any = None, **values: Any) -> Any:
         return _Output(inputs_embeds)
 
 

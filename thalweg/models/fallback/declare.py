@@ -26,10 +26,10 @@ ATTENDING = frozenset({"full_attention", "sliding_attention"})
 def build_spec(config: Mapping[str, Any]) -> TransformersSpec:
     """As it generates, whatever its tail. UnsupportedModelError says why a class cannot be served so. CheckpointError: it does
     not take the configuration."""
-    said = {key: value for key, value in config.items() if key != "pooling"}
+    values = {key: value for key, value in config.items() if key != "pooling"}
     if architecture(config) in WRAPPERS:
-        said["architectures"] = [classes.causal_lm_class(config)]
-    return _build_spec(json.dumps(said, sort_keys=True, default=str))
+        values["architectures"] = [classes.causal_lm_class(config)]
+    return _build_spec(json.dumps(values, sort_keys=True, default=str))
 
 
 @functools.lru_cache(maxsize=2)
@@ -39,15 +39,15 @@ def _build_spec(text: str) -> TransformersSpec:
     if config.get("quantization_config"):
         raise UnsupportedModelError(f"{name}: the fallback to transformers serves dense weights; quantised ones need a family")
     _layers_attend(config, name)
-    made = classes.make(config, "bfloat16")
-    found = looked_at(made, name)
-    model, settings, calls = made.model, made.model.config.get_text_config(), found.calls
+    result = classes.make(config, "bfloat16")
+    found = looked_at(result, name)
+    model, settings, calls = result.model, result.model.config.get_text_config(), found.calls
     width = _width(model, settings)
     held, products = _collect_tensors(model, found.products)
     entry = next(h.name for h in held if h.role == "embedding")
     return TransformersSpec(
         root="", embed=entry.removesuffix(".weight"), products=products,
-        vocab=_rows(model), hidden=_hidden_size(made), norm=None, tied=bool(settings.tie_word_embeddings), config=config,
+        vocab=_rows(model), hidden=_hidden_size(result), norm=None, tied=bool(settings.tie_word_embeddings), config=config,
         layers=tuple(
             attends(c.heads, c.kv_heads, c.head_dim, c.scale, c.sees, c.softcap, c.sinks, width) for c in calls
         ),
@@ -66,16 +66,16 @@ class ProbeResult:
     """Names of linear layers that may be computed elsewhere."""
 
 
-def looked_at(made: classes.MetaModel, name: str) -> ProbeResult:
+def looked_at(result: classes.MetaModel, name: str) -> ProbeResult:
     """Attention by a run with masks, and by a run without masks or repeats, which is how it is served. Linear layers with a
     weight that no other module reads, except the embedding."""
-    entry, seen = made.model.get_input_embeddings().weight, LinearUsage()
+    entry, seen = result.model.get_input_embeddings().weight, LinearUsage()
     try:
-        with stub_linears(made.model, seen):
-            calls = probe.run(made.base, None, seen)
-            served = probe.run(made.base, {c.name: c.sees for c in calls}, seen)
-            head = classes.head_alone(made.model)
-            hidden = torch.empty(1, probe.TOKENS, _hidden_size(made), dtype=made.model.dtype, device="meta")
+        with stub_linears(result.model, seen):
+            calls = probe.run(result.base, None, seen)
+            served = probe.run(result.base, {c.name: c.sees for c in calls}, seen)
+            head = classes.head_alone(result.model)
+            hidden = torch.empty(1, probe.TOKENS, _hidden_size(result), dtype=result.model.dtype, device="meta")
             with torch.inference_mode(), probe.TokenMixDetector(None, seen):
                 logits = head(inputs_embeds=hidden, use_cache=False).logits
     except ThalwegError as e:
@@ -91,7 +91,7 @@ def looked_at(made: classes.MetaModel, name: str) -> ProbeResult:
         raise UnsupportedModelError(f"{name}: the fallback to transformers does not serve it: {which} needs its mask")
     if any(c.sees < 0 for c in calls):
         raise UnsupportedModelError(f"{name}: the fallback to transformers does not serve it: its tokens see those after them")
-    if logits.shape != (1, probe.TOKENS, _rows(made.model)):
+    if logits.shape != (1, probe.TOKENS, _rows(result.model)):
         raise UnsupportedModelError(f"{name}: its head gives {tuple(logits.shape)} of {probe.TOKENS} tokens")
     return ProbeResult(calls, seen.exchangeable(id(entry)))
 
@@ -114,8 +114,8 @@ def _rows(model: Any) -> int:
     return int(head.weight.shape[0])
 
 
-def _hidden_size(made: classes.MetaModel) -> int:
-    return int(made.model.get_output_embeddings().weight.shape[1])
+def _hidden_size(result: classes.MetaModel) -> int:
+    return int(result.model.get_output_embeddings().weight.shape[1])
 
 
 def _width(model: Any, settings: Any) -> int:
@@ -130,7 +130,7 @@ def _width(model: Any, settings: Any) -> int:
 def _collect_tensors(model: Any, exchanged: tuple[str, ...]) -> tuple[tuple[ModuleParameter, ...], tuple[ModuleParameter, ...]]:
     """Every tensor of the state, a tied one once, and the weights of the layers that ops compute."""
     entry, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    kept, first, made, products = (
+    kept, first, result, products = (
         classes.float32_kept(model),
         dict[int, str](),
         list[ModuleParameter](),
@@ -148,5 +148,5 @@ def _collect_tensors(model: Any, exchanged: tuple[str, ...]) -> tuple[tuple[Modu
             products.append(ModuleParameter(name, tuple(tensor.shape), "experts", act=mixtures[name]))
         elif source == name:
             role = "embedding" if tensor is entry else "head" if tensor is head else "plain"
-            made.append(ModuleParameter(name, tuple(tensor.shape), role, dtype))
-    return tuple(made), tuple(products)
+            result.append(ModuleParameter(name, tuple(tensor.shape), role, dtype))
+    return tuple(result), tuple(products)

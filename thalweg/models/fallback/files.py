@@ -41,8 +41,8 @@ class _ConversionGroup:
         converter = copy.deepcopy(self.converter)
         for pattern, name in self.parts:
             converter.add_tensor(self.target, name, pattern, functools.partial(read, name))
-        made = converter.convert(self.target, model=model, config=model.config)
-        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+        result = converter.convert(self.target, model=model, config=model.config)
+        return {name: value[0] if isinstance(value, list) else value for name, value in result.items()}
 
 
 class ConvertedFiles:
@@ -122,11 +122,11 @@ class ConvertedFiles:
                 )
                 continue
             try:
-                made = group.convert(self._model, self._empty)
+                result = group.convert(self._model, self._empty)
             except Exception as e:  # whatever transformers' conversion says of shapes that it cannot join
                 problems.append(f"{names} cannot be joined to {group.target} ({' '.join(str(e).split())[:120]})")
                 continue
-            for target, value in made.items():
+            for target, value in result.items():
                 self._of[target] = group
                 found[target] = names
                 if target in wanted and tuple(value.shape) != wanted[target]:

@@ -45,14 +45,14 @@ class TransformersModel:
     def __init__(self, ctx: Context, spec: TransformersSpec) -> None:
         self.spec, self.mesh, self.max_len, self.formats, self.dtype = spec, ctx.mesh, ctx.max_len, ctx.formats, ctx.dtype
         self.vocab, self.hidden = spec.vocab, spec.hidden
-        made = classes.make(spec.config, ctx.dtype, ctx.max_len)
-        name = type(made.model).__name__
-        self.module, self._calls = made.model, looked_at(made, name).calls
+        result = classes.make(spec.config, ctx.dtype, ctx.max_len)
+        name = type(result.model).__name__
+        self.module, self._calls = result.model, looked_at(result, name).calls
         if len(self._calls) != len(spec.layers):
             raise UnsupportedModelError(
                 f"{name}: it has {len(self._calls)} layers that attend, and {len(spec.layers)} were planned"
             )
-        self._base, self._head = made.base, classes.head_alone(made.model)
+        self._base, self._head = result.base, classes.head_alone(result.model)
         self._at = {id(m): i for i, m in enumerate(self._attending())}
         self.kept: list[AttnSpec] = []
         for each in sizes.cache_specs(spec, ctx.dtype, ctx.kv_dtype, ctx.max_len, 1, ctx.kv_skip):
@@ -73,16 +73,16 @@ class TransformersModel:
             "module": {h.name: ParamSpec(h.weight, h.dtype or ctx.dtype) for h in spec.held},
             "computed": {
                 n: ParamSpec(Weight(()), str(b.dtype).removeprefix("torch."), make=lambda b=b: b)  # type: ignore[misc]
-                for n, b in made.computed.items()
+                for n, b in result.computed.items()
             },
         }
         self._pooler = None if spec.pooling is None else Pooler(ctx, spec.pooling, spec.hidden)
         self.pools = self._pooler is not None
-        self._products = Products(ctx, made.model, spec.products)
+        self._products = Products(ctx, result.model, spec.products)
         self.specs["module"] |= self._products.left
         if self._products.specs:
             self.specs["products"] = self._products.specs
-        self._prefix = f"{made.model.base_model_prefix}."
+        self._prefix = f"{result.model.base_model_prefix}."
         self._numbers = tuple(h.name for h in spec.held if not h.shape)
         self._shared_head = self._tied_parameters()
         ctx.binder.record(KernelChoice("model", {"class": name, "layers": len(self._calls)}, "transformers", False, ()))
@@ -153,11 +153,11 @@ class TransformersModel:
         every = {**params["module"], **params.get("computed", {})}
         return every | {name: every[name].reshape(()) for name in self._numbers}
 
-    def identify_layer(self, module: nn.Module, said: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor) -> int:
+    def identify_layer(self, module: nn.Module, arguments: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor) -> int:
         """Which layer calls. RuntimeError where it says other than it did when the class was looked at."""
         layer = self._at[id(module)]
         call: AttentionCall = self._calls[layer]
-        if read(call.name, q, k, v, said, call.sees) != call:
+        if read(call.name, q, k, v, arguments, call.sees) != call:
             raise RuntimeError(f"{call.name}: attends otherwise than when its class was looked at")
         return layer
 
@@ -206,16 +206,16 @@ class _Paged:
         self._model, self._batch, self.caches = model, batch, caches
 
     def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, said: Mapping[str, Any]
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, arguments: Mapping[str, Any]
     ) -> Tensor:
         model = self._model
-        layer = model.identify_layer(module, said, q, k, v)
+        layer = model.identify_layer(module, arguments, q, k, v)
         spec, size = model.kept[layer], v.shape[3]
         dtype = getattr(torch, spec.dtype)
         q, k, v = (t[0].transpose(0, 1).to(dtype).contiguous() for t in (q, k, v))
         if size < spec.head_dim:
             v = torch.nn.functional.pad(v, (0, spec.head_dim - size))
-        sinks = said["s_aux"].reshape(-1).to(dtype) if spec.sinks else None
+        sinks = arguments["s_aux"].reshape(-1).to(dtype) if spec.sinks else None
         out, self.caches[layer] = model.backends[layer].attend(
             q, k, v, self.caches[layer], self._batch, model.layer_group[layer], spec, sinks
         )
@@ -230,11 +230,11 @@ class UncachedAttention:
         self._lengths, self._sees, self._at = lengths, sees, at
 
     def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, said: Mapping[str, Any]
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, arguments: Mapping[str, Any]
     ) -> Tensor:
         window, parts = self._sees[self._at[id(module)]], list(self._lengths)
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-        scale, out = said["scaling"], []
+        scale, out = arguments["scaling"], []
         for one, keys, values in zip(*(torch.split(t, parts, 2) for t in (q, k, v)), strict=True):
             scores = one.float() @ keys.float().mT * (q.shape[3] ** -0.5 if scale is None else scale)
             n = torch.arange(scores.shape[-1], device=q.device)

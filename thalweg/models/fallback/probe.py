@@ -54,20 +54,20 @@ class AttentionProbe:
     calls: list[AttentionCall] = field(default_factory=list)
 
     def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, said: Mapping[str, Any]
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, arguments: Mapping[str, Any]
     ) -> Tensor:
         name = self.names.get(id(module), type(module).__name__)
-        sees = _sees(mask, module, said) if self.known is None else self.known.get(name, masks.FULL)
+        sees = _sees(mask, module, arguments) if self.known is None else self.known.get(name, masks.FULL)
         if self.known is not None and mask is not None:
             raise UnsupportedModelError("it makes or changes masks by itself")
-        made = read(name, q, k, v, said, sees)
+        result = read(name, q, k, v, arguments, sees)
         if any(c.name == name for c in self.calls):
             raise UnsupportedModelError(f"{name} attends more than once in a step")
-        self.calls.append(made)
+        self.calls.append(result)
         return q.new_empty(1, q.shape[2], q.shape[1], v.shape[3])
 
 
-def read(name: str, q: Tensor, k: Tensor, v: Tensor, said: Mapping[str, Any], sees: int) -> AttentionCall:
+def read(name: str, q: Tensor, k: Tensor, v: Tensor, arguments: Mapping[str, Any], sees: int) -> AttentionCall:
     """The declaration of one call. UnsupportedModelError for another number of tokens than the step's, or an array as scale."""
     tokens = q.shape[2]
     if q.dim() != 4 or q.shape[0] != 1 or k.shape[2] != tokens or v.shape[2] != tokens:
@@ -76,20 +76,20 @@ def read(name: str, q: Tensor, k: Tensor, v: Tensor, said: Mapping[str, Any], se
         )
     if k.shape[3] != q.shape[3] or v.shape[1] != k.shape[1] or q.shape[1] % k.shape[1] or v.shape[3] > q.shape[3]:
         raise UnsupportedModelError(f"{name}: heads of {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} do not fit")
-    scale, cap = said.get("scaling"), said.get("softcap")
+    scale, cap = arguments.get("scaling"), arguments.get("softcap")
     for what, number in (("scaling", scale), ("softcap", cap)):
         if number is not None and not isinstance(number, int | float):
             raise UnsupportedModelError(f"{name}: its {what} is a {type(number).__name__}, and must be a number")
     return AttentionCall(
         name, q.shape[1], k.shape[1], q.shape[3], v.shape[3], float(q.shape[3] ** -0.5 if scale is None else scale), sees,
-        float(cap or 0.0), said.get("s_aux") is not None,
+        float(cap or 0.0), arguments.get("s_aux") is not None,
     )  # fmt: skip
 
 
-def _sees(mask: Tensor | None, module: nn.Module, said: Mapping[str, Any]) -> int:
+def _sees(mask: Tensor | None, module: nn.Module, arguments: Mapping[str, Any]) -> int:
     """Attention pattern of this layer: by its mask, or without one by its arguments."""
-    window = said.get("sliding_window") or masks.FULL
-    causal = said.get("is_causal")
+    window = arguments.get("sliding_window") or masks.FULL
+    causal = arguments.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     if mask is None:
         return window if causal else masks.BOTH

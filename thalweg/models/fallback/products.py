@@ -86,14 +86,14 @@ class Products:
         """first, second: the weights of gate and up, and of down."""
         count, rows, inputs = first.shape
         form, down = ctx.format(first.weight), ctx.format(second.weight)
-        said = {
+        settings = {
             "experts": count, "act": first.act, "weight": form, "group": form.group, "down_weight": down,
             "down_group": down.group, "in_features": inputs, "inner": rows // 2,
         }  # fmt: skip
-        if form == down == DENSE and not ctx.binder.gains(ops.experts, dtype=ctx.dtype, **said):
+        if form == down == DENSE and not ctx.binder.gains(ops.experts, dtype=ctx.dtype, **settings):
             self.left |= {each.name: ParamSpec(each.whole, ctx.dtype) for each in (first, second)}
             return
-        op = ctx.bind(ops.experts, **said)
+        op = ctx.bind(ops.experts, **settings)
         for each, held_as in ((first, form), (second, down)):
             self.specs[each.name] = ParamSpec(each.weight, ctx.dtype, op.pack, held_as, count)
 

@@ -75,8 +75,8 @@ class TransformersSpec(ModelSpec):
     """Patterns of names in checkpoints that the class has no use for."""
 
     def weights(self) -> Weights:
-        made = {"module": {each.name: each.weight for each in self.held}}
-        return made | ({"products": {each.name: each.weight for each in self.products}} if self.products else {})
+        result = {"module": {each.name: each.weight for each in self.held}}
+        return result | ({"products": {each.name: each.weight for each in self.products}} if self.products else {})
 
     def rename(self, name: str) -> str | None:
         """The name itself. Names in files are transformers' to convert."""

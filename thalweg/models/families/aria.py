@@ -41,21 +41,21 @@ def aria(config: Config) -> ModelSpec:
 
 def count_queries(config: Config) -> dict[int, int]:
     """Vectors of a square by its patches: `projector_patch_to_query_dict`. CheckpointError."""
-    said: Any = outer_config(config).get("projector_patch_to_query_dict") or QUERIES
-    if not isinstance(said, dict) or not all(
-        str(k).isdecimal() and type(v) is int and 0 < v < 1 << 16 for k, v in said.items()
+    section: Any = outer_config(config).get("projector_patch_to_query_dict") or QUERIES
+    if not isinstance(section, dict) or not all(
+        str(k).isdecimal() and type(v) is int and 0 < v < 1 << 16 for k, v in section.items()
     ):
-        raise CheckpointError(f"config.json: projector_patch_to_query_dict: must be an object of numbers, not {said!r:.80}")
-    return {int(patches): queries for patches, queries in said.items()}
+        raise CheckpointError(f"config.json: projector_patch_to_query_dict: must be an object of numbers, not {section!r:.80}")
+    return {int(patches): queries for patches, queries in section.items()}
 
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **VISION)
-    said, out = vision_config(config), hidden_size(config)
-    hidden, (run,) = size(said, "hidden_size", 1152), feature_layers(config, size(said, "num_hidden_layers", 12), -1)
+    section, out = vision_config(config), hidden_size(config)
+    hidden, (run,) = size(section, "hidden_size", 1152), feature_layers(config, size(section, "num_hidden_layers", 12), -1)
     resampler = QueryProjectorSpec(
         root="model.multi_modal_projector.", queries=max(count_queries(config).values()), hidden=hidden, inner=out,
-        heads=size(said, "num_attention_heads", 16),
+        heads=size(section, "num_attention_heads", 16),
     )  # fmt: skip
-    made, unread = encoder(config, run, ProjectorSpec(root="", steps=()))
-    return replace(made, resampler=resampler), unread
+    result, unread = encoder(config, run, ProjectorSpec(root="", steps=()))
+    return replace(result, resampler=resampler), unread

@@ -43,8 +43,8 @@ def audio_flamingo3(config: Config) -> ModelSpec:
 
 def glm_asr(config: Config) -> ModelSpec:
     """Its embedding is also the output matrix, unless the file says otherwise."""
-    said = {"rms_norm_eps": 1e-5, **config, "tie_word_embeddings": flag(outer_config(config), "tie_word_embeddings", True)}
-    return with_audio(multimodal.of_kind(said, "llama"), config, audio_encoders.glm_asr)
+    section = {"rms_norm_eps": 1e-5, **config, "tie_word_embeddings": flag(outer_config(config), "tie_word_embeddings", True)}
+    return with_audio(multimodal.of_kind(section, "llama"), config, audio_encoders.glm_asr)
 
 
 def qwen2_5_omni(config: Config) -> ModelSpec:
@@ -55,8 +55,8 @@ def qwen2_5_omni(config: Config) -> ModelSpec:
 
 def qwen3_omni_moe(config: Config) -> ModelSpec:
     """The part that answers in text."""
-    said = {**config, "norm_topk_prob": True}
-    spec = multimodal.with_axes(qwen3_text.qwen3_moe(multimodal.one_axis(said)), config, mixed=True)
+    section = {**config, "norm_topk_prob": True}
+    spec = multimodal.with_axes(qwen3_text.qwen3_moe(multimodal.one_axis(section)), config, mixed=True)
     spec = replace(spec, states_before=_read_talker_layer(config, len(spec.layers)))
     return _omni(spec, config, audio_encoders.qwen3, qwen_vl.qwen3_vl, MERGERS)
 

@@ -35,10 +35,10 @@ def cohere2_vision(config: Config) -> ModelSpec:
 def post_norm_tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """The encoder's output is normalised; the concatenated vectors are not."""
     config = with_defaults(config, **{**SIGLIP, **COMMAND})
-    said, around = vision_config(config), outer_config(config)
-    wide = size(said, "hidden_size", 1152) * integer(around, "downsample_factor", default=2) ** 2
+    section, around = vision_config(config), outer_config(config)
+    wide = size(section, "hidden_size", 1152) * integer(around, "downsample_factor", default=2) ** 2
     projector = _build_projector(config, wide, size(around, "alignment_intermediate_size", 36_864))
-    return encoder(config, size(said, "num_hidden_layers", 27), projector, normed=True)
+    return encoder(config, size(section, "num_hidden_layers", 27), projector, normed=True)
 
 
 def _build_projector(config: Config, wide: int, inner: int, **more: Any) -> ProjectorSpec:
@@ -53,10 +53,10 @@ def _build_projector(config: Config, wide: int, inner: int, **more: Any) -> Proj
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP)
-    said, around = vision_config(config), outer_config(config)
-    read = feature_layers(config, size(said, "num_hidden_layers", 26), -1)
-    wide = size(said, "hidden_size", 1152) * len(read) * integer(around, "downsample_factor", default=2) ** 2
+    section, around = vision_config(config), outer_config(config)
+    read = feature_layers(config, size(section, "num_hidden_layers", 26), -1)
+    wide = size(section, "hidden_size", 1152) * len(read) * integer(around, "downsample_factor", default=2) ** 2
     norm = LayerNorm("layernorm", wide, real(around, "adapter_layer_norm_eps", 0, 1, default=1e-6))
     projector = _build_projector(config, wide, size(around, "alignment_intermediate_size", hidden_size(config)), after=(norm,))
-    made, unread = encoder(config, max(read), projector)
-    return (replace(made, reads=tuple(n - 1 for n in read)) if len(read) > 1 else made), unread
+    result, unread = encoder(config, max(read), projector)
+    return (replace(result, reads=tuple(n - 1 for n in read)) if len(read) > 1 else result), unread

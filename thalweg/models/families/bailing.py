@@ -44,9 +44,9 @@ def sarvam_moe(config: Config) -> ModelSpec:
 def param2_moe(config: Config) -> ModelSpec:
     """Param2: Ling 2 where the size of the shared experts may be given. Other engines subtract the mean of biases, which
     changes no choice."""
-    said = config.get("moe_shared_expert_intermediate_size")
+    section = config.get("moe_shared_expert_intermediate_size")
     spec = bailing_moe_v2({"use_qk_norm": False, **config, "moe_shared_expert_intermediate_size": None})
-    if said is None:
+    if section is None:
         return spec
     shared = mlp(config, inner=integer(config, "moe_shared_expert_intermediate_size"), name="shared_experts")
     layers = []

@@ -92,8 +92,8 @@ def _build_spec(config: Config, mixers: Sequence[Mixer]) -> ModelSpec:
 
 
 def _latent(config: Config) -> LatentAttention:
-    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kept = {k: v for k, v in said.items() if k != "partial_rotary_factor"} if isinstance(said, dict) else said
+    section = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kept = {k: v for k, v in section.items() if k != "partial_rotary_factor"} if isinstance(section, dict) else section
     config = {**config, "partial_rotary_factor": None, "rope_parameters": kept, "rope_scaling": None}
     gate = text(config, "gated_attention_proj_granularity_type", "")
     if gate not in ("", "head_wise", "element_wise"):
@@ -129,10 +129,10 @@ def _delta(config: Config) -> KimiDelta:
 
 def _moe(config: Config, layer: int) -> MoE:
     def limit(key: str) -> float:
-        said: Any = config.get(key) or [0] * layer_count(config)
-        if not isinstance(said, list) or len(said) < layer_count(config):
+        section: Any = config.get(key) or [0] * layer_count(config)
+        if not isinstance(section, list) or len(section) < layer_count(config):
             raise CheckpointError(f"config.json: {key}: must be a list of {layer_count(config)} numbers, one per layer")
-        return real({"limit": said[layer] or 0.0}, "limit", 0, 1e6, where=f"config.json: {key}")
+        return real({"limit": section[layer] or 0.0}, "limit", 0, 1e6, where=f"config.json: {key}")
 
     moe = sigmoid_mixture(config, experts="num_experts", cut=limit("expert_swiglu_limit_list"))
     if not isinstance(moe.shared, MLP):

@@ -21,7 +21,7 @@ def bamba(config: Config) -> ModelSpec:
 
 
 def _indices(config: Config) -> frozenset[int]:
-    said = config.get("attn_layer_indices") or []
-    if not isinstance(said, list) or not all(isinstance(i, int) and 0 <= i < layer_count(config) for i in said):
+    section = config.get("attn_layer_indices") or []
+    if not isinstance(section, list) or not all(isinstance(i, int) and 0 <= i < layer_count(config) for i in section):
         raise CheckpointError("config.json: attn_layer_indices: must be a list of layer indices")
-    return frozenset(said)
+    return frozenset(section)

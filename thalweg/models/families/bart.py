@@ -55,8 +55,8 @@ def blenderbot(config: Config) -> ModelSpec:
 
 
 def blenderbot_small(config: Config) -> ModelSpec:
-    made = build(config, _learned_positions(config, first=0), pre=False, embed_norm=True)
-    return replace(made, learned_after_norm=True)
+    result = build(config, _learned_positions(config, first=0), pre=False, embed_norm=True)
+    return replace(result, learned_after_norm=True)
 
 
 def marian(config: Config) -> ModelSpec:
@@ -147,9 +147,9 @@ def _redundant_names(positions: LearnedEmbedding, root: str) -> tuple[str, ...]:
 
 
 def _norms(hidden: int, pre: bool, mixer: str, ffn: str = "") -> Norms:
-    made = {"mixer": mixer, **({"ffn": ffn} if ffn else {})}
+    result = {"mixer": mixer, **({"ffn": ffn} if ffn else {})}
     return Norms(
-        **{part if pre else f"{part}_sum": LayerNorm(f"{name}_layer_norm", hidden, EPS) for part, name in made.items()}
+        **{part if pre else f"{part}_sum": LayerNorm(f"{name}_layer_norm", hidden, EPS) for part, name in result.items()}
     )
 
 

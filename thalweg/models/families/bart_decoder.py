@@ -51,10 +51,10 @@ def bigbird_pegasus_decoder(config: Config) -> ModelSpec:
     rows = integer(config, "max_position_embeddings", high=1 << 16)
     bias = flag(config, "use_bias", False)
     config = {"activation_function": "gelu_new", **config}
-    made = decode_alone(
+    result = decode_alone(
         config, lambda c: bart.build(c, LearnedEmbedding("embed_positions", rows), pre=True, bias=bias, scale=True)
     )
-    return replace(made, norm=LayerNorm("decoder.layernorm_embedding", made.hidden, bart.EPS))
+    return replace(result, norm=LayerNorm("decoder.layernorm_embedding", result.hidden, bart.EPS))
 
 
 def trocr_decoder(config: Config) -> ModelSpec:
@@ -64,8 +64,8 @@ def trocr_decoder(config: Config) -> ModelSpec:
     rows = integer(config, "max_position_embeddings", high=1 << 16, default=512) + bart.FIRST
     table = LearnedEmbedding("embed_positions", rows, first=bart.FIRST)
     normed = flag(config, "layernorm_embedding", True)
-    made = decode_alone(config, lambda c: bart.build(c, table, pre=False, embed_norm=normed))
-    return replace(made, head="output_projection")
+    result = decode_alone(config, lambda c: bart.build(c, table, pre=False, embed_norm=normed))
+    return replace(result, head="output_projection")
 
 
 def decode_alone(config: Config, family: Callable[[Config], ModelSpec]) -> ModelSpec:

@@ -24,7 +24,7 @@ def bee(config: Config) -> ModelSpec:
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP)
-    made, unread = features(config, 26, -1)
+    result, unread = features(config, 26, -1)
     hidden, out = size(vision_config(config), "hidden_size", 1152), hidden_size(config)
     projector = ProjectorSpec(
         root="model.multi_modal_projector.", before=LayerNorm("pre_norm", hidden, EPS),
@@ -32,4 +32,4 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
             ProjectorLayer("linear_1", hidden, WIDER * out, True, "gelu"), ProjectorLayer("linear_2", WIDER * out, out, True)
         ),
     )  # fmt: skip
-    return replace(made, projector=projector, newline="model.image_newline"), unread
+    return replace(result, projector=projector, newline="model.image_newline"), unread

@@ -26,8 +26,8 @@ def roberta_lm(config: Config) -> ModelSpec:
 
 def bert_generation(config: Config) -> ModelSpec:
     """BERT without token types, and without a head before the output matrix."""
-    made = causal(config, "bert.", "lm_head")
-    return replace(made, learned=tuple(each for each in made.learned if each.by == "position"))
+    result = causal(config, "bert.", "lm_head")
+    return replace(result, learned=tuple(each for each in result.learned if each.by == "position"))
 
 
 def causal(
@@ -45,11 +45,11 @@ def causal(
     copy = f"{head}.decoder.bias" if tied else f"{head}.bias"  # of the bias, which only a tied matrix shares
     unread = (*skip, copy, *(f"encoder.layer.{i}.crossattention." for i in range(layers)))
     plain = {**config, "is_decoder": False, "add_cross_attention": False}
-    made = encoder(plain, None, prefix=prefix, skip=unread, first=first)
+    result = encoder(plain, None, prefix=prefix, skip=unread, first=first)
     renamed = ((f"{head}.decoder.weight", f"{head}.weight"),) if tied else ()
-    names = replace(made.names, replace=(*renamed, *made.names.replace))
+    names = replace(result.names, replace=(*renamed, *result.names.replace))
     return replace(
-        made, layers=tuple(replace(each, mixer=_causal(each.mixer)) for each in made.layers), norm=norm, names=names,
+        result, layers=tuple(replace(each, mixer=_causal(each.mixer)) for each in result.layers), norm=norm, names=names,
         head=head if tied else f"{head}.decoder", head_bias=True, tied=tied,
     )  # fmt: skip
 

@@ -59,15 +59,15 @@ def encoder_decoder(config: Config) -> ModelSpec:
 
 def _source(config: Config, kind: str) -> TextEncoder:
     """The encoder: its learned tables, the first row of those of token types, and their norm."""
-    made = encoder(
+    result = encoder(
         {**config, "is_decoder": False}, None, prefix="", first=first_position(config) if kind in ROBERTA else 0
     )  # fmt: skip
-    learned = _always_first(made.learned)
+    learned = _always_first(result.learned)
     if kind == "bert-generation":
         learned = tuple(each for each in learned if each.by == "position")
     return TextEncoder(
-        sources=next(each.positions for each in learned if each.by == "position"), hidden=made.hidden, layers=made.layers,
-        embed=made.embed, vocab=made.vocab, learned=learned, embed_norm=made.embed_norm, layer=made.layer,
+        sources=next(each.positions for each in learned if each.by == "position"), hidden=result.hidden, layers=result.layers,
+        embed=result.embed, vocab=result.vocab, learned=learned, embed_norm=result.embed_norm, layer=result.layer,
     )  # fmt: skip
 
 

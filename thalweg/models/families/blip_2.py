@@ -64,14 +64,15 @@ def _with_source(spec: ModelSpec, config: Config, reader: Reader) -> ModelSpec:
     names = (("language_model.", ""), *_names(""))
     if is_blind(config):
         return replace(spec, names=replace(spec.names, replace=names, skip=(*spec.names.skip, *UNSEEN)))
-    made, _ = tower(config, "", reader)
-    said, reads = vision_config(config), made.resampler
+    result, _ = tower(config, "", reader)
+    section, reads = vision_config(config), result.resampler
     assert isinstance(reads, QFormerSpec)
-    assert isinstance(made.leave, LayerNorm)
+    assert isinstance(result.leave, LayerNorm)
     image = QueryImageSpec(
         token=integer(outer_config(config), "image_token_index", low=0),
-        kernel=(made.kernel[0], made.kernel[1], made.kernel[2]), side=edge(said, "image_size", 224) // made.kernel[1],
-        hidden=made.hidden, layers=made.layers, norm=LayerNorm("post_layernorm", made.hidden, made.leave.eps),
+        kernel=(result.kernel[0], result.kernel[1], result.kernel[2]),
+        side=edge(section, "image_size", 224) // result.kernel[1],
+        hidden=result.hidden, layers=result.layers, norm=LayerNorm("post_layernorm", result.hidden, result.leave.eps),
         reads=reads, outputs=hidden_size(config),
     )  # fmt: skip
     return replace(spec, text=replace(spec.text, vision=image), names=replace(spec.names, replace=names))
@@ -79,15 +80,15 @@ def _with_source(spec: ModelSpec, config: Config, reader: Reader) -> ModelSpec:
 
 def tower(config: Config, root: str, reader: Reader) -> tuple[VisionSpec, tuple[str, ...]]:
     """All layers, and the norm behind them."""
-    said = {**VISION, **vision_config(config)}
-    bias, patches = flag(said, "qkv_bias", True), edge(said, "image_size", 224) // edge(said, "patch_size", 14)
-    clip = {**said, "model_type": "clip_vision_model"}
+    section = {**VISION, **vision_config(config)}
+    bias, patches = flag(section, "qkv_bias", True), edge(section, "image_size", 224) // edge(section, "patch_size", 14)
+    clip = {**section, "model_type": "clip_vision_model"}
     around = {**config, BESIDE: {**outer_config(config), "vision_config": clip}}
-    made, unread = encoder(around, size(said, "num_hidden_layers", 39), ProjectorSpec(root="", steps=()), normed=True)
+    result, unread = encoder(around, size(section, "num_hidden_layers", 39), ProjectorSpec(root="", steps=()), normed=True)
     return replace(
-        made, layers=tuple(_rename(layer, bias) for layer in made.layers), root=f"{root}vision_tower.", patch_bias=True,
+        result, layers=tuple(_rename(layer, bias) for layer in result.layers), root=f"{root}vision_tower.", patch_bias=True,
         stacks=1, enter=None,
-        resampler=reader(config, root, made.hidden, patches**2 + 1),
+        resampler=reader(config, root, result.hidden, patches**2 + 1),
     ), unread  # fmt: skip
 
 
@@ -104,19 +105,19 @@ def _qformer(config: Config, root: str, source: int, window: int) -> QFormerSpec
 
 def read_settings(config: Config) -> Config:
     """`qformer_config`. CheckpointError."""
-    said: Any = outer_config(config).get("qformer_config") or {}
-    if not isinstance(said, dict):
+    section: Any = outer_config(config).get("qformer_config") or {}
+    if not isinstance(section, dict):
         raise CheckpointError("config.json: qformer_config: must be an object")
-    return said
+    return section
 
 
 def read_qformer(config: Config, root: str, source: int, window: int) -> QFormerSpec:
-    said = read_settings(config)
+    section = read_settings(config)
     return QFormerSpec(
         queries=integer(outer_config(config), "num_query_tokens", high=1 << 12, default=32), window=window, source=source,
-        hidden=size(said, "hidden_size", 768), heads=size(said, "num_attention_heads", 12),
-        inner=size(said, "intermediate_size", 3072), layers=size(said, "num_hidden_layers", 12),
-        every=size(said, "cross_attention_frequency", 2), act=act(said, "hidden_act", "gelu"),
-        eps=real(said, "layer_norm_eps", default=1e-12),
+        hidden=size(section, "hidden_size", 768), heads=size(section, "num_attention_heads", 12),
+        inner=size(section, "intermediate_size", 3072), layers=size(section, "num_hidden_layers", 12),
+        every=size(section, "cross_attention_frequency", 2), act=act(section, "hidden_act", "gelu"),
+        eps=real(section, "layer_norm_eps", default=1e-12),
         root=f"{root}projector.",
     )  # fmt: skip

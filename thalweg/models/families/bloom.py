@@ -56,14 +56,14 @@ _ATTN_KEYS = frozenset(
 
 def mpt(config: Config) -> ModelSpec:
     hidden, heads = hidden_size(config), integer(config, "num_attention_heads")
-    said: Any = config.get("attn_config") or {}
-    if not isinstance(said, dict):
-        said = {}
+    section: Any = config.get("attn_config") or {}
+    if not isinstance(section, dict):
+        section = {}
     where, usual = "config.json: attn_config", {"sliding_window_size": -1, "fused_qkv": True}
-    check_keys({k: v for k, v in said.items() if usual.get(k) != v}, ANY_CONFIG | _ATTN_KEYS, "attn_config")
-    other = next((k for k in ("qk_ln", "prefix_lm", "attn_uses_sequence_id", "rope") if said.get(k)), None)
-    if not said.get("alibi", True) or said.get("attn_type", "multihead_attention") != "multihead_attention":
-        other = "alibi" if not said.get("alibi", True) else "attn_type"
+    check_keys({k: v for k, v in section.items() if usual.get(k) != v}, ANY_CONFIG | _ATTN_KEYS, "attn_config")
+    other = next((k for k in ("qk_ln", "prefix_lm", "attn_uses_sequence_id", "rope") if section.get(k)), None)
+    if not section.get("alibi", True) or section.get("attn_type", "multihead_attention") != "multihead_attention":
+        other = "alibi" if not section.get("alibi", True) else "attn_type"
     if other is None and not flag(config, "no_bias", True):
         other, where = "no_bias", "config.json"
     if other is not None:
@@ -75,9 +75,9 @@ def mpt(config: Config) -> ModelSpec:
     layer = Layer(
         Attention(
             heads=heads, kv_heads=heads, head_dim=head_size(config),
-            slopes=slopes(heads, real(said, "alibi_bias_max", 1e-3, 1e3, default=8.0, where=where)),
-            scale=real(said, "softmax_scale", 1e-6, 1e6, default=head_size(config) ** -0.5, where=where), name="attn",
-            parts=("Wqkv.q", "Wqkv.k", "Wqkv.v"), fused="Wqkv", out="out_proj", clip=clip(said, where),
+            slopes=slopes(heads, real(section, "alibi_bias_max", 1e-3, 1e3, default=8.0, where=where)),
+            scale=real(section, "softmax_scale", 1e-6, 1e6, default=head_size(config) ** -0.5, where=where), name="attn",
+            parts=("Wqkv.q", "Wqkv.k", "Wqkv.v"), fused="Wqkv", out="out_proj", clip=clip(section, where),
         ),
         UngatedMLP(
             inner=integer(config, "expansion_ratio", high=64, default=4) * hidden, act="gelu", name="ffn", up="up_proj",

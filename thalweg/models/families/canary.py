@@ -55,36 +55,36 @@ COHERE = {
 def canary(config: Config) -> ModelSpec:
     """Positions are sines and cosines divided by the root of their number. A layer norm follows, so that embeddings are
     multiplied by it instead."""
-    hidden, said = hidden_size(config), {**CANARY, **encoder_config(outer_config(config))}
-    if integer(said, "hidden_size", default=1024) != hidden:
+    hidden, section = hidden_size(config), {**CANARY, **encoder_config(outer_config(config))}
+    if integer(section, "hidden_size", default=1024) != hidden:
         raise UnsupportedModelError(f"config.json: encoder_config: hidden_size must be that of decoder_config, {hidden}")
     rows = integer(config, "max_position_embeddings", high=1 << 16)
     positions = LearnedEmbedding("decoder.pos_emb", rows, sines=hidden // 2)
-    made = _build(config, said, CANARY_SECONDS, "canary", positions, "", flag(config, "tie_word_embeddings", True))
+    result = _build(config, section, CANARY_SECONDS, "canary", positions, "", flag(config, "tie_word_embeddings", True))
     norm = LayerNorm("decoder.embedding_layernorm", hidden, EPS * hidden)
-    names = replace(made.names, skip=(*made.names.skip, "model.decoder.pos_emb."))
-    return replace(made, embed_norm=norm, embed_scale=hidden**0.5, names=names)
+    names = replace(result.names, skip=(*result.names.skip, "model.decoder.pos_emb."))
+    return replace(result, embed_norm=norm, embed_scale=hidden**0.5, names=names)
 
 
 def cohere_asr(config: Config) -> ModelSpec:
     positions = LearnedEmbedding("decoder.pos_emb", integer(config, "max_position_embeddings", high=1 << 16))
     tied = flag(config, "tie_word_embeddings", False)
-    said = {**COHERE, **encoder_config(config)}
-    made = _build(config, said, COHERE_SECONDS, "cohere", positions, "decoder.proj", tied)
-    return replace(made, names=replace(made.names, inside=COHERE_NAMES))
+    section = {**COHERE, **encoder_config(config)}
+    result = _build(config, section, COHERE_SECONDS, "cohere", positions, "decoder.proj", tied)
+    return replace(result, names=replace(result.names, inside=COHERE_NAMES))
 
 
 def _build(
-    config: Config, said: dict[str, Any], seconds: int, form: str, positions: LearnedEmbedding, projection: str, tied: bool
+    config: Config, section: dict[str, Any], seconds: int, form: str, positions: LearnedEmbedding, projection: str, tied: bool
 ) -> ModelSpec:
-    """said: settings of the encoder. projection: of its vectors."""
+    """section: settings of the encoder. projection: of its vectors."""
     hidden, heads = hidden_size(config), integer(config, "num_attention_heads", high=1 << 16)
     if hidden % heads:
         raise CheckpointError(f"config.json: hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
     if config.get("num_key_value_heads") not in (None, heads):
         raise UnsupportedModelError("config.json: num_key_value_heads: grouped queries are not supported for this family")
     size = integer(config, "head_dim", high=1 << 16, default=hidden // heads)
-    encoder = replace(check_bins(fastconformer(said, seconds, None)), root="model.encoder.")
+    encoder = replace(check_bins(fastconformer(section, seconds, None)), root="model.encoder.")
     sources, bias = encoder.count_frames(seconds * FRAMES), flag(config, "attention_bias", True)
     own = Attention(heads=heads, kv_heads=heads, head_dim=size, causal=True, bias=bias, out_bias=bias)
     cross = CrossAttention(

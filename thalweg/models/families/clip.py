@@ -28,8 +28,8 @@ def clip(config: Config) -> ModelSpec:
     """The text's vector is of its last token, the end of text."""
     config = with_defaults(config, **CLIP_VISION)
     outputs = integer(outer_config(config), "projection_dim", high=1 << 20, default=512)
-    made, _ = tower.encoder(config, _layers(config), _projector(config, outputs), normed=True)
-    vision = replace(made, root="vision_model.")
+    result, _ = tower.encoder(config, _layers(config), _projector(config, outputs), normed=True)
+    vision = replace(result, root="vision_model.")
     dense = Dense("", hidden_size(config), outputs, bias=False, act="none", name="text_projection")
     return _joint(config, vision, dense, causal=True)
 
@@ -44,8 +44,8 @@ def siglip(config: Config) -> ModelSpec:
         raise UnsupportedModelError("config.json: vision_use_head: false is not supported: such images have no vector")
     if hidden != outputs:
         raise UnsupportedModelError(f"config.json: projection_size: {outputs}, but images have vectors of {hidden} numbers")
-    made, _ = tower.encoder(config, _layers(config), ProjectorSpec(root="", steps=()), normed=True)
-    first = made.layers[0]
+    result, _ = tower.encoder(config, _layers(config), ProjectorSpec(root="", steps=()), normed=True)
+    first = result.layers[0]
     assert isinstance(first.mixer, Attention)
     assert isinstance(first.ffn, UngatedMLP)
     pool = AttentionPoolSpec(
@@ -53,7 +53,7 @@ def siglip(config: Config) -> ModelSpec:
         norm=LayerNorm("head.layernorm", hidden, _eps(vision_config(config), 1e-6)),
     )  # fmt: skip
     dense = Dense("", hidden_size(config), outputs, bias=True, act="none", name="text_model.head")
-    return _joint(config, replace(made, root="vision_model.", pool=pool), dense, causal=False)
+    return _joint(config, replace(result, root="vision_model.", pool=pool), dense, causal=False)
 
 
 def _joint(config: Config, vision: VisionSpec, dense: Dense, causal: bool) -> ModelSpec:

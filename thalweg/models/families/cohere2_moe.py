@@ -22,24 +22,24 @@ def cohere2_moe(config: Config) -> ModelSpec:
             "sliding_attention" if (i + 1) % integer(config, key, default=every) else "full_attention"
             for count, key, every in counts for i in range(count)
         ]  # fmt: skip
-    made, moe, mixed = cohere2(config), _mixture(config), sparse(config, first)
+    result, moe, mixed = cohere2(config), _mixture(config), sparse(config, first)
     plain = mlp(config, inner=integer(config, "prefix_dense_intermediate_size", high=1 << 24)) if not all(mixed) else None
     # A dense layer with full attention has positions too, where all dense layers do.
-    told = integer(config, "prefix_dense_sliding_window_pattern", default=1) == 1
+    reported = integer(config, "prefix_dense_sliding_window_pattern", default=1) == 1
     layers = [
-        replace(each, ffn=moe if chosen or plain is None else plain) for each, chosen in zip(made.layers, mixed, strict=True)
+        replace(each, ffn=moe if chosen or plain is None else plain) for each, chosen in zip(result.layers, mixed, strict=True)
     ]
-    if told and plain is not None:
+    if reported and plain is not None:
         turned = heads(config).rope
         layers = [
             each if chosen else replace(each, mixer=replace(cast(Attention, each.mixer), rope=turned))
             for each, chosen in zip(layers, mixed, strict=True)
         ]
     if config.get("rms_norm_eps") is None:
-        return replace(made, layers=tuple(layers))
+        return replace(result, layers=tuple(layers))
     hidden, e = hidden_size(config), eps(config)
     norms = Norms(mixer=Norm("input_layernorm", hidden, e))
-    return replace(made, layers=tuple(replace(each, norms=norms) for each in layers), norm=Norm("norm", hidden, e))
+    return replace(result, layers=tuple(replace(each, norms=norms) for each in layers), norm=Norm("norm", hidden, e))
 
 
 def _mixture(config: Config) -> MoE:

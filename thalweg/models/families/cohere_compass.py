@@ -41,15 +41,17 @@ def cohere_compass(config: Config) -> ModelSpec:
 
 
 def _heads(config: Config, kind: str) -> Attention:
-    said: Any = config.get("rope_parameters") or {}
-    if not isinstance(said, dict):
-        raise CheckpointError(f"config.json: rope_parameters: must be an object, not {said!r:.80}")
+    section: Any = config.get("rope_parameters") or {}
+    if not isinstance(section, dict):
+        raise CheckpointError(f"config.json: rope_parameters: must be an object, not {section!r:.80}")
     bias, head_dim = flag(config, "attention_bias", False), head_size(config)
-    groups = {name: group for name, group in said.items() if isinstance(group, dict)}
-    still = kind in said and said[kind] is None
-    turned = rope({**config, "rope_parameters": groups or said}, head_dim, kind=kind if groups else "") if not still else None
+    groups = {name: group for name, group in section.items() if isinstance(group, dict)}
+    still = kind in section and section[kind] is None
+    turned = (
+        rope({**config, "rope_parameters": groups or section}, head_dim, kind=kind if groups else "") if not still else None
+    )
     if turned is not None and not is_blind(config):
-        own = {**config, "rope_parameters": groups.get(kind, said)}
+        own = {**config, "rope_parameters": groups.get(kind, section)}
         turned = replace(turned, sections=read_sections(own, turned.dim, mixed=True, absent=[24, 20, 20]), mixed=True)
     each = attention({**config, "rope_parameters": None}, head_dim=head_dim, bias=bias, out_bias=bias)
     return replace(each, rope=turned, window=sliding_window(config) if kind == SLIDING else 0)

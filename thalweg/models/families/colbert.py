@@ -38,8 +38,8 @@ def colbert_lfm2(config: Config) -> ModelSpec:
 
 def _tail(config: Config) -> Pooling:
     """With a matrix in the model's own files."""
-    said = config.get("pooling")
-    sources = [config, said if isinstance(said, dict) else {}]
+    section = config.get("pooling")
+    sources = [config, section if isinstance(section, dict) else {}]
     size = next((integer(s, key, high=1 << 20) for s in sources for key in SIZES if s.get(key) is not None), 0)
     if not size:
         raise CheckpointError(

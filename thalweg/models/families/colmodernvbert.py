@@ -32,8 +32,8 @@ def colmodernvbert(config: Config) -> ModelSpec:
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """All layers, and the norm behind them."""
     config = with_defaults(config, **SIGLIP)
-    said = vision_config(config)
+    section = vision_config(config)
     group = integer(outer_config(config), "pixel_shuffle_factor", high=16, default=4) ** 2
-    step = ProjectorLayer("modality_projection", size(said, "hidden_size", 768) * group, hidden_size(config))
+    step = ProjectorLayer("modality_projection", size(section, "hidden_size", 768) * group, hidden_size(config))
     projector = ProjectorSpec(root="model.connector.", group=group, steps=(step,))
-    return encoder(config, size(said, "num_hidden_layers", 12), projector, normed=True)
+    return encoder(config, size(section, "num_hidden_layers", 12), projector, normed=True)

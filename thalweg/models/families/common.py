@@ -93,17 +93,17 @@ def head_size(config: Config) -> int:
 
 
 def mlp(config: Config, **more: Any) -> MLP:
-    said: dict[str, Any] = {"act": act(config)} if "act" not in more else {}
+    section: dict[str, Any] = {"act": act(config)} if "act" not in more else {}
     if "inner" not in more:
-        said["inner"] = integer(config, "intermediate_size")
-    return MLP(**(said | more))
+        section["inner"] = integer(config, "intermediate_size")
+    return MLP(**(section | more))
 
 
 def ungated_mlp(config: Config, **more: Any) -> UngatedMLP:
-    said: dict[str, Any] = {"inner": integer(config, "intermediate_size")}
+    section: dict[str, Any] = {"inner": integer(config, "intermediate_size")}
     if "act" not in more:
-        said["act"] = act(config, known=UNGATED)
-    return UngatedMLP(**(said | more))
+        section["act"] = act(config, known=UNGATED)
+    return UngatedMLP(**(section | more))
 
 
 def pre_norms(config: Config) -> Norms:
@@ -115,11 +115,11 @@ def pre_norms(config: Config) -> Norms:
 def decoder(config: Config, layers: Iterable[Layer], **more: Any) -> ModelSpec:
     """more: fields of `spec.ModelSpec` that the family decides."""
     hidden = hidden_size(config)
-    said: dict[str, Any] = {
+    section: dict[str, Any] = {
         "vocab": integer(config, "vocab_size"), "hidden": hidden, "layers": tuple(layers),
         "norm": Norm("norm", hidden, eps(config)), "tied": flag(config, "tie_word_embeddings", False),
     }  # fmt: skip
-    return ModelSpec(**(said | more))
+    return ModelSpec(**(section | more))
 
 
 def llama_decoder(config: Config, windows: Sequence[int], mlp: MLP, **heads: Any) -> ModelSpec:
@@ -162,19 +162,19 @@ def layer_types(
 def pooling(config: Config, default: str, lexical: Callable[[], Pooling] | None = None) -> Pooling:
     """Pooling of a model: as its other files say, or `default` with normalised vectors where they say nothing. lexical:
     makes the tail of a sparse encoder, if the family has one."""
-    said = config.get("pooling")
-    if not isinstance(said, dict):
-        said = {}
-    if flag(said, "lexical", False):
+    section = config.get("pooling")
+    if not isinstance(section, dict):
+        section = {}
+    if flag(section, "lexical", False):
         if lexical is None:
             raise UnsupportedModelError("modules.json: SpladePooling is not supported for this architecture")
         return lexical()
-    mode = text(said, "mode", default)
+    mode = text(section, "mode", default)
     if mode not in POOLING:
         raise UnsupportedModelError(f"config.json: pooling: unknown mode {mode!r:.80}; supported: {', '.join(POOLING)}")
     try:
-        dense = tuple(Dense(**each) for each in said.get("dense", ()))
-        prompts = tuple(sorted(dict(said.get("prompts", {})).items()))
+        dense = tuple(Dense(**each) for each in section.get("dense", ()))
+        prompts = tuple(sorted(dict(section.get("prompts", {})).items()))
     except (TypeError, ValueError) as e:  # of an override: files are checked where they are read
         raise CheckpointError(f"config.json: pooling: {e}") from e
     size = hidden_size(config)
@@ -183,8 +183,8 @@ def pooling(config: Config, default: str, lexical: Callable[[], Pooling] | None 
             raise CheckpointError(f"{each.folder}/config.json: in_features: {each.inputs}, of vectors with {size} values")
         size = each.outputs
     return Pooling(
-        mode, flag(said, "normalise", True), _dimensions(config, size), None, dense, prompts,
-        each=flag(said, "each", False), **_of_tokens(config),
+        mode, flag(section, "normalise", True), _dimensions(config, size), None, dense, prompts,
+        each=flag(section, "each", False), **_of_tokens(config),
     )  # fmt: skip
 
 
@@ -215,13 +215,15 @@ def classes(config: Config, **more: Any) -> Pooling:
     `tail.Classes` that the family decides."""
     mode = more.pop("mode", "cls")
     each = more.pop("each", False)
-    said = config.get("pooling")
-    if isinstance(said, dict) and said.get("mode", mode) != mode:
-        raise UnsupportedModelError(f"config.json: pooling: this classifier was trained on {mode}, not on {said['mode']!r:.80}")
+    section = config.get("pooling")
+    if isinstance(section, dict) and section.get("mode", mode) != mode:
+        raise UnsupportedModelError(
+            f"config.json: pooling: this classifier was trained on {mode}, not on {section['mode']!r:.80}"
+        )
     labels = _labels(config)
-    activate = flag(said, "normalise", True) if isinstance(said, dict) else True
-    made = Classes(labels=labels, activation=_activation(config, len(labels)), **more)
-    return Pooling(mode, activate, None, made, each=each, **_of_tokens(config))
+    activate = flag(section, "normalise", True) if isinstance(section, dict) else True
+    result = Classes(labels=labels, activation=_activation(config, len(labels)), **more)
+    return Pooling(mode, activate, None, result, each=each, **_of_tokens(config))
 
 
 def token_classes(config: Config, **more: Any) -> Pooling:
@@ -231,13 +233,13 @@ def token_classes(config: Config, **more: Any) -> Pooling:
 
 def _of_tokens(config: Config) -> dict[str, Any]:
     """The user's choice of returned results per token (`checkpoint.tail`)."""
-    said = config.get("pooling")
-    if not isinstance(said, dict):
+    section = config.get("pooling")
+    if not isinstance(section, dict):
         return {}
-    columns = said.get("returned_token_ids") or ()
+    columns = section.get("returned_token_ids") or ()
     if not isinstance(columns, list | tuple) or not all(type(c) is int and c >= 0 for c in columns):
         raise CheckpointError("config.json: pooling: returned_token_ids: must be a list of integers from 0")
-    tag = None if said.get("step_tag_id") is None else integer(said, "step_tag_id", low=0)
+    tag = None if section.get("step_tag_id") is None else integer(section, "step_tag_id", low=0)
     return {"columns": tuple(columns), "step_tag": tag}
 
 

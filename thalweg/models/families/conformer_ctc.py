@@ -83,23 +83,25 @@ def _adapter(config: Config, layer: ConformerLayer) -> PoolingAdapter | None:
 
 
 def lasr(config: Config) -> ModelSpec:
-    said = encoder_config(config)
-    hidden, heads = _size(said, "hidden_size", 512), _size(said, "num_attention_heads", 8)
+    settings = encoder_config(config)
+    hidden, heads = _size(settings, "hidden_size", 512), _size(settings, "num_attention_heads", 8)
     if hidden % heads:
         raise CheckpointError(f"config.json: encoder_config: hidden_size ({hidden}) must be a multiple of {heads} heads")
-    rope = section(said, "rope_parameters", "config.json: encoder_config")
+    rope = section(settings, "rope_parameters", "config.json: encoder_config")
     if rope.get("rope_type", "default") != "default":
         raise UnsupportedModelError(f"config.json: encoder_config: rope_type: {rope['rope_type']!r:.40}; supported: default")
     layer = ConformerLayer(
-        hidden=hidden, heads=heads, inner=_size(said, "intermediate_size", 2048), act=act(said, "hidden_act", "silu"),
-        bias=flag(said, "attention_bias", False), kernel=_size(said, "conv_kernel_size", 32),
-        conv_bias=flag(said, "convolution_bias", False), eps=real(said, "layer_norm_eps", default=1e-6), norm_bias=False,
+        hidden=hidden, heads=heads, inner=_size(settings, "intermediate_size", 2048), act=act(settings, "hidden_act", "silu"),
+        bias=flag(settings, "attention_bias", False), kernel=_size(settings, "conv_kernel_size", 32),
+        conv_bias=flag(settings, "convolution_bias", False), eps=real(settings, "layer_norm_eps", default=1e-6),
+        norm_bias=False,
         places="rotary", base=real(rope, "rope_theta", 1, 1e12, default=1e4),
-        half=_pair(said, "feed_forward_residual_weights", (1.5, 0.5)), conv=_pair(said, "conv_residual_weights", (2.0, 1.0)),
+        half=_pair(settings, "feed_forward_residual_weights", (1.5, 0.5)),
+        conv=_pair(settings, "conv_residual_weights", (2.0, 1.0)),
     )  # fmt: skip
     entrance = FrameConvolutions(
-        bins=_size(said, "num_mel_bins", 128), hidden=hidden, channels=_size(said, "subsampling_conv_channels", 256),
-        taps=_size(said, "subsampling_conv_kernel_size", 5), stride=_size(said, "subsampling_conv_stride", 2),
+        bins=_size(settings, "num_mel_bins", 128), hidden=hidden, channels=_size(settings, "subsampling_conv_channels", 256),
+        taps=_size(settings, "subsampling_conv_kernel_size", 5), stride=_size(settings, "subsampling_conv_stride", 2),
     )  # fmt: skip
     labels = integer(config, "vocab_size", high=1 << 24, default=512)
     head = CTCHead(
@@ -107,7 +109,7 @@ def lasr(config: Config) -> ModelSpec:
     )
     frames = int(LASR_SECONDS * FRAMES) // entrance.stride**2 + 1
     encoder = ConformerTranscriberSpec(
-        entrance=entrance, layer=layer, layers=integer(said, "num_hidden_layers", high=MOST_LAYERS, default=17),
+        entrance=entrance, layer=layer, layers=integer(settings, "num_hidden_layers", high=MOST_LAYERS, default=17),
         last="encoder.out_norm", last_eps=layer.eps, frames=frames, head=head, root="encoder.", layer_root="encoder.layers.",
     )  # fmt: skip
     counters = tuple(f"encoder.layers.{i}.conv.norm.num_batches_tracked" for i in range(encoder.layers))
@@ -152,12 +154,12 @@ def _transcriber(
     return transcriber(encoder, frames, Names(skip=skip, inside=INSIDE))
 
 
-def _size(said: Config, key: str, default: int) -> int:
-    return integer(said, key, high=1 << 24, default=default)
+def _size(settings: Config, key: str, default: int) -> int:
+    return integer(settings, key, high=1 << 24, default=default)
 
 
-def _pair(said: Config, key: str, default: tuple[float, float]) -> tuple[float, float]:
-    found = said.get(key, default)
+def _pair(settings: Config, key: str, default: tuple[float, float]) -> tuple[float, float]:
+    found = settings.get(key, default)
     if not isinstance(found, list | tuple) or len(found) != 2 or not all(type(n) in (int, float) for n in found):
         raise CheckpointError(f"config.json: encoder_config: {key}: must be two numbers, not {found!r:.40}")
     return float(found[0]), float(found[1])

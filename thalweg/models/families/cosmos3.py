@@ -83,8 +83,8 @@ def _generator(layers: int) -> tuple[str, ...]:
 
 def _tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP_2)
-    said = vision_config(config)
-    hidden, merge = size(said, "hidden_size", 1152), integer(said, "spatial_merge_size", high=16, default=2)
+    section = vision_config(config)
+    hidden, merge = size(section, "hidden_size", 1152), integer(section, "spatial_merge_size", high=16, default=2)
     wide, inner = hidden * merge**2, size(outer_config(config), "projector_hidden_size", 11_520)
     projector = ProjectorSpec(
         root="model.multi_modal_projector.", group=merge**2, before=LayerNorm("norm", hidden, 1e-6),
@@ -93,6 +93,6 @@ def _tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
             ProjectorLayer("linear_fc2", inner, hidden_size(config), True),
         ),
     )  # fmt: skip
-    made, unread = encoder(config, size(said, "num_hidden_layers", 27), projector, normed=True)
-    patch = made.kernel[0] * made.kernel[1] ** 2  # values in a row
-    return replace(made, kernel=(patch,), rows=size(said, "num_patches", 256)), unread
+    result, unread = encoder(config, size(section, "num_hidden_layers", 27), projector, normed=True)
+    patch = result.kernel[0] * result.kernel[1] ** 2  # values in a row
+    return replace(result, kernel=(patch,), rows=size(section, "num_patches", 256)), unread

@@ -37,14 +37,14 @@ def csm(config: Config) -> ModelSpec:
     )  # fmt: skip
 
 
-def _unread(said: Mapping[str, Any], codec: MimiSpec) -> tuple[str, ...]:
+def _unread(section: Mapping[str, Any], codec: MimiSpec) -> tuple[str, ...]:
     """Prefixes of the codec's tensors for encoding, and of codebooks that frames do not use."""
-    made = [f"{CODEC}{part}." for part in ("encoder", "encoder_transformer", "downsample")]
+    result = [f"{CODEC}{part}." for part in ("encoder", "encoder_transformer", "downsample")]
     for kind, used in (("semantic", codec.semantic), ("acoustic", codec.books - codec.semantic)):
         at = f"{CODEC}quantizer.{kind}_residual_vector_quantizer."
-        made += [f"{at}input_proj.", *(f"{at}layers.{i}.codebook.initialized" for i in range(used))]
-        made += [f"{at}layers.{i}." for i in range(used, _size(said, "num_quantizers", 32))]
-    return tuple(made)
+        result += [f"{at}input_proj.", *(f"{at}layers.{i}.codebook.initialized" for i in range(used))]
+        result += [f"{at}layers.{i}." for i in range(used, _size(section, "num_quantizers", 32))]
+    return tuple(result)
 
 
 def _part(config: Config, key: str) -> Mapping[str, Any]:
@@ -54,64 +54,68 @@ def _part(config: Config, key: str) -> Mapping[str, Any]:
     return found
 
 
-def _depth(said: Mapping[str, Any], books: int, codes: int, end: int, outer: int) -> DepthSpec:
-    hidden, heads = _size(said, "hidden_size", 1024), _size(said, "num_attention_heads", 8)
-    kv, head_dim = _size(said, "num_key_value_heads", 2), _size(said, "head_dim", hidden // heads)
+def _depth(section: Mapping[str, Any], books: int, codes: int, end: int, outer: int) -> DepthSpec:
+    hidden, heads = _size(section, "hidden_size", 1024), _size(section, "num_attention_heads", 8)
+    kv, head_dim = _size(section, "num_key_value_heads", 2), _size(section, "head_dim", hidden // heads)
     for key, wanted in (("num_codebooks", books), ("vocab_size", codes), ("backbone_hidden_size", outer)):
-        if said.get(key) not in (None, wanted):
-            raise CheckpointError(f"config.json: depth_decoder_config: {key} must be {wanted}, not {said[key]!r:.40}")
+        if section.get(key) not in (None, wanted):
+            raise CheckpointError(f"config.json: depth_decoder_config: {key} must be {wanted}, not {section[key]!r:.40}")
     if heads % kv:
         raise CheckpointError(f"config.json: depth_decoder_config: {heads} heads do not share {kv} of keys and values")
     return DepthSpec(
-        books=books, codes=codes, end=end, outer=outer, hidden=hidden, layers=_size(said, "num_hidden_layers", 4), heads=heads,
-        kv_heads=kv, head_dim=head_dim, inner=_size(said, "intermediate_size", 8192), act=act(said, "hidden_act", "silu"),
-        eps=real(said, "rms_norm_eps", default=1e-5), bias=flag(said, "attention_bias", False),
-        rope=rope({"max_position_embeddings": 33, "rope_theta": 5e5, **said}, head_dim),
-        inner_bias=flag(said, "mlp_bias", False), table=TABLE, root=DEPTH, head="depth_decoder.codebooks_head",
+        books=books, codes=codes, end=end, outer=outer, hidden=hidden, layers=_size(section, "num_hidden_layers", 4),
+        heads=heads,
+        kv_heads=kv, head_dim=head_dim, inner=_size(section, "intermediate_size", 8192), act=act(section, "hidden_act", "silu"),
+        eps=real(section, "rms_norm_eps", default=1e-5), bias=flag(section, "attention_bias", False),
+        rope=rope({"max_position_embeddings": 33, "rope_theta": 5e5, **section}, head_dim),
+        inner_bias=flag(section, "mlp_bias", False), table=TABLE, root=DEPTH, head="depth_decoder.codebooks_head",
     )  # fmt: skip
 
 
-def _mimi(said: Mapping[str, Any], books: int) -> MimiSpec:
-    hidden, heads = _size(said, "hidden_size", 512), _size(said, "num_attention_heads", 8)
-    kv, ratios = _size(said, "num_key_value_heads", 8), said.get("upsampling_ratios") or [8, 6, 5, 4]
-    if said.get("model_type", "mimi") != "mimi":
+def _mimi(section: Mapping[str, Any], books: int) -> MimiSpec:
+    hidden, heads = _size(section, "hidden_size", 512), _size(section, "num_attention_heads", 8)
+    kv, ratios = _size(section, "num_key_value_heads", 8), section.get("upsampling_ratios") or [8, 6, 5, 4]
+    if section.get("model_type", "mimi") != "mimi":
         raise UnsupportedModelError(
-            f"config.json: codec_config: model_type: only mimi is supported, not {said['model_type']!r:.40}"
+            f"config.json: codec_config: model_type: only mimi is supported, not {section['model_type']!r:.40}"
         )
     for key, wanted in (
         ("pad_mode", "constant"), ("use_causal_conv", True), ("use_conv_shortcut", False), ("trim_right_ratio", 1),
         ("audio_channels", 1),
     ):  # fmt: skip
-        if said.get(key, wanted) != wanted:
+        if section.get(key, wanted) != wanted:
             raise UnsupportedModelError(
-                f"config.json: codec_config: {key}: only {wanted!r} is supported, not {said[key]!r:.40}"
+                f"config.json: codec_config: {key}: only {wanted!r} is supported, not {section[key]!r:.40}"
             )
     if not isinstance(ratios, list) or not all(type(n) is int and 0 < n < MOST for n in ratios):
         raise CheckpointError(
             f"config.json: codec_config: upsampling_ratios: must be a list of positive integers, not {ratios!r:.80}"
         )
-    if hidden % heads or heads % kv or (said.get("head_dim") or hidden // heads) != hidden // heads:
+    if hidden % heads or heads % kv or (section.get("head_dim") or hidden // heads) != hidden // heads:
         raise CheckpointError(f"config.json: codec_config: {heads} heads do not divide hidden_size ({hidden})")
-    rate, stored = sampling_rate(said), _size(said, "num_quantizers", 32)
+    rate, stored = sampling_rate(section), _size(section, "num_quantizers", 32)
     coarse = -(-rate // _product(ratios))
-    frames = said.get("frame_rate") or said.get("_frame_rate") or coarse / 2
+    frames = section.get("frame_rate") or section.get("_frame_rate") or coarse / 2
     if isinstance(frames, bool) or not isinstance(frames, int | float) or frames <= 0:
         raise CheckpointError(f"config.json: codec_config: frame_rate: must be a positive number, not {frames!r:.80}")
     stride = round(coarse / frames)
-    semantic = integer(said, "num_semantic_quantizers", low=1, high=MOST, default=1)
+    semantic = integer(section, "num_semantic_quantizers", low=1, high=MOST, default=1)
     if not semantic < books <= stored or stride < 1:
         raise CheckpointError(f"config.json: codec_config: {stored} codebooks are too few for {books} codes of a frame")
     return MimiSpec(
-        books=books, semantic=semantic, codes=_size(said, "codebook_size", 2048),
-        inner_codes=_size(said, "codebook_dim", _size(said, "vector_quantization_hidden_dimension", 256)), hidden=hidden,
-        layers=_size(said, "num_hidden_layers", 8), heads=heads, kv_heads=kv, inner=_size(said, "intermediate_size", 2048),
-        act=act(said, "hidden_act", "gelu"), eps=real(said, "norm_eps", default=1e-5),
-        window=_size(said, "sliding_window", 250),
-        rope=rope({"max_position_embeddings": 8000, "rope_theta": 1e4, **said}, hidden // heads),
-        bias=flag(said, "attention_bias", False), stride=stride, groups=_size(said, "upsample_groups", 512),
-        filters=_size(said, "num_filters", 64), ratios=tuple(ratios), blocks=_size(said, "num_residual_layers", 1),
-        growth=_size(said, "dilation_growth_rate", 2), compress=_size(said, "compress", 2), taps=_size(said, "kernel_size", 7),
-        last_taps=_size(said, "last_kernel_size", 3), block_taps=_size(said, "residual_kernel_size", 3), root=f"{ROOT}{CODEC}",
+        books=books, semantic=semantic, codes=_size(section, "codebook_size", 2048),
+        inner_codes=_size(section, "codebook_dim", _size(section, "vector_quantization_hidden_dimension", 256)), hidden=hidden,
+        layers=_size(section, "num_hidden_layers", 8), heads=heads, kv_heads=kv,
+        inner=_size(section, "intermediate_size", 2048),
+        act=act(section, "hidden_act", "gelu"), eps=real(section, "norm_eps", default=1e-5),
+        window=_size(section, "sliding_window", 250),
+        rope=rope({"max_position_embeddings": 8000, "rope_theta": 1e4, **section}, hidden // heads),
+        bias=flag(section, "attention_bias", False), stride=stride, groups=_size(section, "upsample_groups", 512),
+        filters=_size(section, "num_filters", 64), ratios=tuple(ratios), blocks=_size(section, "num_residual_layers", 1),
+        growth=_size(section, "dilation_growth_rate", 2), compress=_size(section, "compress", 2),
+        taps=_size(section, "kernel_size", 7),
+        last_taps=_size(section, "last_kernel_size", 3), block_taps=_size(section, "residual_kernel_size", 3),
+        root=f"{ROOT}{CODEC}",
         most_frames=MOST,
     )  # fmt: skip
 
@@ -122,11 +126,11 @@ def sampling_rate(codec: Mapping[str, Any]) -> int:
 
 
 def _product(ratios: list[int]) -> int:
-    made = 1
+    result = 1
     for each in ratios:
-        made *= each
-    return made
+        result *= each
+    return result
 
 
-def _size(said: Mapping[str, Any], key: str, default: int) -> int:
-    return integer(said, key, high=MOST, default=default)
+def _size(section: Mapping[str, Any], key: str, default: int) -> int:
+    return integer(section, key, high=MOST, default=default)

@@ -84,22 +84,23 @@ def _encoder(config: Config, tail: Pooling, first: bool, skip: Sequence[str] = (
 
 def _ways(config: Config) -> set[str]:
     """`pos_att_type`, a list or as "c2p|p2c"."""
-    said = config.get("pos_att_type")
-    ways = said.lower().split("|") if isinstance(said, str) else said or []
+    section = config.get("pos_att_type")
+    ways = section.lower().split("|") if isinstance(section, str) else section or []
     found = {str(way).strip() for way in ways} if isinstance(ways, list) else {"?"}
     if not found or found - {"c2p", "p2c"} or not flag(config, "relative_attention", False):
         raise UnsupportedModelError(
-            f"config.json: pos_att_type: {said!r:.80}: this version serves DeBERTa with relative_attention of c2p, p2c or both"
+            f"config.json: pos_att_type: {section!r:.80}: this version serves DeBERTa with relative_attention of c2p, p2c or "
+            "both"
         )
     return found
 
 
 def _distances(config: Config, norm: LayerNorm, first: bool) -> Distances:
-    farthest, said = integer(config, "max_relative_positions", -1, 1 << 20, default=-1), text(config, "norm_rel_ebd", "none")
+    farthest, section = integer(config, "max_relative_positions", -1, 1 << 20, default=-1), text(config, "norm_rel_ebd", "none")
     if farthest < 1:
         farthest = integer(config, "max_position_embeddings", high=1 << 20, default=512)
     buckets = 0 if first else max(0, integer(config, "position_buckets", -1, 1 << 20, default=-1))
     if buckets and not 4 <= buckets < 2 * (farthest - 1):
         raise UnsupportedModelError(f"config.json: position_buckets: {buckets} of distances up to {farthest}")
-    normed = not first and "layer_norm" in [each.strip() for each in said.lower().split("|")]
+    normed = not first and "layer_norm" in [each.strip() for each in section.lower().split("|")]
     return Distances("encoder.rel_embeddings", buckets or farthest, farthest, bool(buckets), norm if normed else None)

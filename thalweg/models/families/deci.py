@@ -47,25 +47,27 @@ def _blocks(config: Config) -> list[dict[str, Any]]:
     else:
         for i, block in enumerate(blocks):
             for part, known in _KNOWN.items():
-                said = block.get(part) if isinstance(block, dict) else None
-                if not isinstance(said, dict):
+                section = block.get(part) if isinstance(block, dict) else None
+                if not isinstance(section, dict):
                     raise CheckpointError(f"config.json: block_configs: {i}: {part}: must be an object")
-                odd = sorted(k for k, v in said.items() if v and (k not in known or k in ("replace_with_linear", "sparsify")))
+                odd = sorted(
+                    k for k, v in section.items() if v and (k not in known or k in ("replace_with_linear", "sparsify"))
+                )
                 if odd:
                     raise UnsupportedModelError(f"config.json: block_configs: {i}: {part}: {odd[0]} is not served")
     return blocks
 
 
-def _heads(config: Config, said: Config, where: str) -> int:
-    if "kv" in said:
-        return integer(said, "kv", high=1 << 16, where="config.json: num_key_value_heads_per_layer")
+def _heads(config: Config, section: Config, where: str) -> int:
+    if "kv" in section:
+        return integer(section, "kv", high=1 << 16, where="config.json: num_key_value_heads_per_layer")
     heads = integer(config, "num_attention_heads")
-    return heads // integer(said, "n_heads_in_group", high=heads, where=f"{where}attention")
+    return heads // integer(section, "n_heads_in_group", high=heads, where=f"{where}attention")
 
 
-def _width(config: Config, said: Config, where: str) -> int:
+def _width(config: Config, section: Config, where: str) -> int:
     """Two thirds of so many hidden sizes times two, rounded up."""
-    if not said:
+    if not section:
         return integer(config, "intermediate_size")
-    inner = int(2 * real(said, "ffn_mult", 1e-3, 1e3, where=f"{where}ffn") * hidden_size(config) / 3)
+    inner = int(2 * real(section, "ffn_mult", 1e-3, 1e3, where=f"{where}ffn") * hidden_size(config) / 3)
     return -(-inner // STEP) * STEP

@@ -57,10 +57,10 @@ def deepseek_v3(config: Config) -> ModelSpec:
 
 def sarvam_mla(config: Config) -> ModelSpec:
     """Sarvam 105B: V3 with other keys."""
-    said = {**(section(config, "rope_scaling") or section(config, "rope_parameters"))}
-    kind = said.pop("type", said.get("rope_type"))
+    settings = {**(section(config, "rope_scaling") or section(config, "rope_parameters"))}
+    kind = settings.pop("type", settings.get("rope_type"))
     if kind == "deepseek_yarn":
-        config = {**config, "rope_parameters": None, "rope_scaling": {**said, "rope_type": "yarn"}}
+        config = {**config, "rope_parameters": None, "rope_scaling": {**settings, "rope_type": "yarn"}}
     if text(config, "score_function", "sigmoid") != "sigmoid":
         raise UnsupportedModelError("config.json: score_function: this family only supports sigmoid")
     moe = sigmoid_mixture(config, experts="num_experts", shared="num_shared_experts")
@@ -75,13 +75,13 @@ def latent(config: Config, *, interleaved: bool, keys: Sequence[str] = (), **mor
 
     nope, turned = size("qk_nope_head_dim", 128), size("qk_rope_head_dim", 64)
     turning = rope(config, turned, interleaved=interleaved, keys=keys)
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "heads": integer(config, "num_attention_heads"), "latent": size("kv_lora_rank", 512), "nope_dim": nope,
         "value_dim": size("v_head_dim", 128), "rope": turning, "bias": flag(config, "attention_bias", False),
         "q_latent": 0 if config.get("q_lora_rank") is None else integer(config, "q_lora_rank"),
         "scale": (nope + turned) ** -0.5 * _sharper(turning),
     }  # fmt: skip
-    return LatentAttention(**(said | more))
+    return LatentAttention(**(settings | more))
 
 
 def _sharper(rope: Rope) -> float:

@@ -27,8 +27,8 @@ def deepseek_ocr(config: Config) -> ModelSpec:
 
 
 def tower(config: Config) -> tuple[SamSpec, tuple[str, ...]]:
-    said = vision_config(config)
-    widths = said.get("width")
+    settings = vision_config(config)
+    widths = settings.get("width")
     eye, reads = (widths.get(key) if isinstance(widths, dict) else None for key in (SAM, CLIP))
     if not isinstance(eye, dict) or not isinstance(reads, dict):
         raise CheckpointError(f"config.json: vision_config: width: must have the parts {SAM} and {CLIP}")
@@ -42,7 +42,7 @@ def tower(config: Config) -> tuple[SamSpec, tuple[str, ...]]:
         )
     spelt = {
         "hidden_size": size(eye, "width", 768), "num_hidden_layers": size(eye, "layers", 12),
-        "num_attention_heads": size(eye, "heads", 12), "image_size": said.get("image_size", 1024),
+        "num_attention_heads": size(eye, "heads", 12), "image_size": settings.get("image_size", 1024),
         "global_attn_indexes": eye.get("global_attn_indexes", [2, 5, 8, 11]), **PATCHES, **eye,
     }  # fmt: skip
     reader = ClipReaderSpec(
@@ -50,12 +50,12 @@ def tower(config: Config) -> tuple[SamSpec, tuple[str, ...]]:
         grid=size(reads, "image_size", 224) // size(reads, "patch_size", 14),
     )  # fmt: skip
     step = ProjectorLayer("multi_modal_projector", 2 * width, hidden_size(config), True)
-    made = sam(
+    result = sam(
         spelt, tile=size(spelt, "image_size", 1024) * 5 // 8, root=ROOT, reader=reader,
         projector=ProjectorSpec(root="model.", steps=(step,)), learned=("model.image_newline", "model.view_separator"),
         convs=((f"{ROOT}proj.conv1", sizes[0]), (f"{ROOT}proj.conv2", sizes[1])),
     )  # fmt: skip
-    return made, (f"{EYE}embeddings.patch_embedding.",)
+    return result, (f"{EYE}embeddings.patch_embedding.",)
 
 
 PATCHES = {"patch_size": 16, "window_size": 14}

@@ -55,14 +55,14 @@ def deepseek_ocr2_chat(config: Config) -> ModelSpec:
         raise UnsupportedModelError("config.json: use_mla: latent attention is not supported in this family")
     dense, count = integer(config, "first_k_dense_replace", low=0, default=1), layer_count(config)
     kinds = ["dense" if i < dense else "sparse" for i in range(count)]
-    said = vision_config(config)
-    widths = said.get("width")
+    settings = vision_config(config)
+    widths = settings.get("width")
     eye, reads = (widths.get(key) if isinstance(widths, dict) else None for key in (SAM, QWEN))
     if not isinstance(eye, dict) or not isinstance(reads, dict):
         raise CheckpointError(f"config.json: vision_config: width: must have the parts {SAM} and {QWEN}")
     spelt = {
         "hidden_size": size(eye, "width", 768), "num_hidden_layers": size(eye, "layers", 12),
-        "num_attention_heads": size(eye, "heads", 12), "image_size": said.get("image_size", 1024),
+        "num_attention_heads": size(eye, "heads", 12), "image_size": settings.get("image_size", 1024),
         "global_attn_indexes": eye.get("global_attn_indexes", [2, 5, 8, 11]),
         "downsample_channels": eye.get("downsample_channels", [512, 896]),
     }  # fmt: skip
@@ -88,8 +88,8 @@ def decode_layers(config: Config, tied: bool) -> ModelSpec:
 
 
 def tower(config: Config) -> tuple[SamSpec, tuple[str, ...]]:
-    said = vision_config(config)
-    eye, reads = (section(said, key, "config.json: vision_config") for key in ("sam_config", "encoder_config"))
+    settings = vision_config(config)
+    eye, reads = (section(settings, key, "config.json: vision_config") for key in ("sam_config", "encoder_config"))
     sizes = eye.get("downsample_channels") or [512, 896]
     if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
         raise CheckpointError(f"config.json: downsample_channels: must be two numbers, not {sizes!r:.80}")
@@ -98,13 +98,13 @@ def tower(config: Config) -> tuple[SamSpec, tuple[str, ...]]:
         raise CheckpointError(f"config.json: encoder_config: hidden_size: must be {sizes[-1]}, as SAM gives, not {width}")
     root = f"{ROOT}sam_encoder."
     projector = ProjectorSpec(root="model.", steps=(ProjectorLayer("multi_modal_projector", width, hidden_size(config), True),))
-    made = sam(
+    result = sam(
         eye, tile=_tile(eye), root=root, projector=projector, reader=_queries(reads, width), learned=("model.view_separator",),
         convs=((f"{root}proj.conv1", sizes[0]), (f"{root}proj.conv2", sizes[1])),
     )  # fmt: skip
-    if [(side // SHRUNK) ** 2 for side in (made.tile, made.grid)] != [count for count, _ in QUERIES]:
+    if [(side // SHRUNK) ** 2 for side in (result.tile, result.grid)] != [count for count, _ in QUERIES]:
         raise UnsupportedModelError("config.json: image_size, patch_size: must give tiles of 144 vectors, and 256 of an image")
-    return made, ()
+    return result, ()
 
 
 def _tile(eye: Config) -> int:
@@ -112,19 +112,19 @@ def _tile(eye: Config) -> int:
     return size(eye, "image_size", 1024) * TILE // 1024
 
 
-def _queries(said: Config, width: int) -> QueryEncoderSpec:
-    heads = size(said, "num_attention_heads", 32)
-    kv_heads = heads if said.get("num_key_value_heads", 32) is None else size(said, "num_key_value_heads", 32)
-    if said.get("use_sliding_window") or width % heads or heads % kv_heads:
+def _queries(settings: Config, width: int) -> QueryEncoderSpec:
+    heads = size(settings, "num_attention_heads", 32)
+    kv_heads = heads if settings.get("num_key_value_heads", 32) is None else size(settings, "num_key_value_heads", 32)
+    if settings.get("use_sliding_window") or width % heads or heads % kv_heads:
         raise UnsupportedModelError(
             "config.json: encoder_config: use_sliding_window, or heads that do not divide, are not supported"
         )
-    rope = section(said, "rope_parameters", "config.json: encoder_config")
+    rope = section(settings, "rope_parameters", "config.json: encoder_config")
     if rope.get("rope_type", "default") != "default":
         raise UnsupportedModelError("config.json: encoder_config: rope_parameters: only the default rope_type is supported")
-    theta = real({**said, **rope}, "rope_theta", default=1e4)
+    theta = real({**settings, **rope}, "rope_theta", default=1e4)
     return QueryEncoderSpec(
-        root=f"{ROOT}vision_encoder.", hidden=width, layers=size(said, "num_hidden_layers", 32), heads=heads,
-        kv_heads=kv_heads, inner=size(said, "intermediate_size", 22_016), theta=theta, queries=QUERIES,
-        eps=real(said, "rms_norm_eps", default=1e-6),
+        root=f"{ROOT}vision_encoder.", hidden=width, layers=size(settings, "num_hidden_layers", 32), heads=heads,
+        kv_heads=kv_heads, inner=size(settings, "intermediate_size", 22_016), theta=theta, queries=QUERIES,
+        eps=real(settings, "rms_norm_eps", default=1e-6),
     )  # fmt: skip

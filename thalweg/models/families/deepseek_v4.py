@@ -120,39 +120,39 @@ def build_experts(config: Config) -> Mapping[str, MoE]:
         raise UnsupportedModelError("config.json: n_shared_experts: this family has one")
     count = integer(config, "n_routed_experts", high=1 << 16, default=256)
     top = integer(config, "num_experts_per_tok", high=count, default=min(6, count))
-    said: dict[str, Any] = {
+    section: dict[str, Any] = {
         "experts": count, "top_k": top, "inner": inner, "clamp": limit, "scores": "sqrtsoftplus", "name": "ffn", **names,
         "renormalise": flag(config, "norm_topk_prob", True),
         "scale": real(config, "routed_scaling_factor", 1e-6, 1e6, default=1.5),
         "shared": MLP(inner=inner, clamp=limit, name="shared_experts", **names) if always else None,
     }  # fmt: skip
     rows = integer(config, "vocab_size")
-    return {"moe": MoE(**said, correction="gate.bias"), "hash_moe": MoE(**said, table="gate.tid2eid", table_rows=rows)}
+    return {"moe": MoE(**section, correction="gate.bias"), "hash_moe": MoE(**section, table="gate.tid2eid", table_rows=rows)}
 
 
 def nest_positions(config: Config) -> Config:
     """The settings of positions by type, as transformers keeps them. Published files have those of compressed layers, without
     their base."""
-    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(said, dict):
-        raise CheckpointError(f"config.json: rope_parameters: must be an object, not {said!r:.80}")
+    section = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(section, dict):
+        raise CheckpointError(f"config.json: rope_parameters: must be an object, not {section!r:.80}")
     share = config.get("partial_rotary_factor")
     dim = integer(config, "head_dim", high=1 << 16, default=512)
     if share is None:
         share = integer(config, "qk_rope_head_dim", high=dim, default=max(2, dim // 8)) / dim
-    if not any(isinstance(v, dict) for v in said.values()):
+    if not any(isinstance(v, dict) for v in section.values()):
         bases = (("main", "rope_theta", 1e4), ("compress", "compress_rope_theta", 1.6e5))
         main, turning = ({"rope_theta": real(config, key, 1e-3, 1e15, default=base)} for _, key, base in bases)
-        kind = said.get("rope_type", said.get("type", "default"))
-        more = {k: v for k, v in said.items() if k not in ("type", "rope_theta")}
-        said = {"main": {"rope_type": "default", **main}, "compress": {**more, "rope_type": kind, **turning}}
-    made = {}
-    for kind, each in said.items():
+        kind = section.get("rope_type", section.get("type", "default"))
+        more = {k: v for k, v in section.items() if k not in ("type", "rope_theta")}
+        section = {"main": {"rope_type": "default", **main}, "compress": {**more, "rope_type": kind, **turning}}
+    result = {}
+    for kind, each in section.items():
         if isinstance(each, dict):
-            made[kind] = {"partial_rotary_factor": share, **each}
-            if made[kind].get("rope_type") == "yarn":
-                made[kind].setdefault("attention_factor", 1.0)
-    return {**config, "rope_scaling": None, "rope_parameters": made}
+            result[kind] = {"partial_rotary_factor": share, **each}
+            if result[kind].get("rope_type") == "yarn":
+                result[kind].setdefault("attention_factor", 1.0)
+    return {**config, "rope_scaling": None, "rope_parameters": result}
 
 
 def _layer_types(config: Config, count: int) -> list[str]:

@@ -41,7 +41,7 @@ def deepseek_v41(config: Config) -> ModelSpec:
     hidden, e, count = hidden_size(config), config["rms_norm_eps"], layer_count(config)
     sources = _sources(config, count)
     streams, hyper = integer(config, "hc_mult", high=64, default=4), real(config, "hc_eps", 0, 1, default=1e-6)
-    said: dict[str, Any] = {
+    section: dict[str, Any] = {
         "streams": streams, "iters": integer(config, "hc_sinkhorn_iters", high=1000, default=20), "eps": e,
         "hyper_eps": hyper, "carried": True,
     }  # fmt: skip
@@ -52,10 +52,10 @@ def deepseek_v41(config: Config) -> ModelSpec:
         own, mixers = inputs.get(i), _mixers(config, sources, i)
         if own is not None:
             mixers = (own.cache, *mixers)
-        attend = HyperConnection(**said, name="hc_attn_", inputs=own)
+        attend = HyperConnection(**section, name="hc_attn_", inputs=own)
         layers += [
             Layer(mixers, None, first, around=attend),
-            Layer(None, moe, second, around=HyperConnection(**said, name="hc_ffn_")),
+            Layer(None, moe, second, around=HyperConnection(**section, name="hc_ffn_")),
         ]
     return decoder(
         config, layers, norm=Norm("norm", hidden, e), numbers=tuple(i // 2 for i in range(2 * count)),
@@ -123,12 +123,12 @@ def _sources(config: Config, count: int) -> _Sources:
 
 def _numbers(config: Config, key: str, absent: Sequence[int], count: int) -> frozenset[int]:
     """Numbers of layers. Those from `count` on belong to modules that are left unread."""
-    said = config.get(key)
-    if said is None:
+    section = config.get(key)
+    if section is None:
         return frozenset(absent)
-    if not isinstance(said, list) or not all(type(i) is int and i >= 0 for i in said):
+    if not isinstance(section, list) or not all(type(i) is int and i >= 0 for i in section):
         raise CheckpointError(f"config.json: {key}: must be a list of numbers of layers")
-    return frozenset(i for i in said if i < count)
+    return frozenset(i for i in section if i < count)
 
 
 def _mixers(config: Config, sources: _Sources, number: int) -> tuple[Mixer, ...]:
@@ -169,13 +169,15 @@ def _mixers(config: Config, sources: _Sources, number: int) -> tuple[Mixer, ...]
 
 def _inputs(config: Config, streams: int, count: int) -> dict[int, EngramInput]:
     """By layer."""
-    said, rows = config.get("engram_layer_ids") or [], config.get("engram_num_embeddings") or []
-    if not isinstance(said, list) or not all(type(i) is int and i >= 0 for i in said) or said != sorted({*said}):
+    section, rows = config.get("engram_layer_ids") or [], config.get("engram_num_embeddings") or []
+    if not isinstance(section, list) or not all(type(i) is int and i >= 0 for i in section) or section != sorted({*section}):
         raise CheckpointError("config.json: engram_layer_ids: must be growing numbers of layers")
-    if not isinstance(rows, list) or len(rows) != len(said) or not all(type(n) is int and n > 0 for n in rows):
-        raise CheckpointError(f"config.json: engram_num_embeddings: must be {len(said)} numbers of rows, as engram_layer_ids")
+    if not isinstance(rows, list) or len(rows) != len(section) or not all(type(n) is int and n > 0 for n in rows):
+        raise CheckpointError(
+            f"config.json: engram_num_embeddings: must be {len(section)} numbers of rows, as engram_layer_ids"
+        )
     vocab = integer(config, "vocab_size")
-    made = {
+    result = {
         layer: EngramInput(
             streams=streams, hidden=hidden_size(config), eps=config["rms_norm_eps"], index=index, number=layer, vocab=vocab,
             total=rows[index], tokenizer=config.get(ENGRAM_TOKENIZER) or "",
@@ -185,12 +187,12 @@ def _inputs(config: Config, streams: int, count: int) -> dict[int, EngramInput]:
             merged=integer(config, "engram_compressed_vocab_size", default=99_092),
             pad=integer(config, "engram_pad_token_id", low=0, high=vocab - 1, default=2),
         )
-        for index, layer in enumerate(said)
+        for index, layer in enumerate(section)
         if layer < count
     }  # fmt: skip
-    for layer, part in made.items():
+    for layer, part in result.items():
         if sum(part.rows) > part.total:
             raise CheckpointError(
                 f"config.json: engram_num_embeddings: layer {layer} needs {sum(part.rows)} rows, and has {part.total}"
             )
-    return made
+    return result

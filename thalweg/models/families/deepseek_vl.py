@@ -26,6 +26,6 @@ def deepseek_vl(config: Config) -> ModelSpec:
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """All layers, and the norm behind them."""
     config = with_defaults(config, **SIGLIP)
-    said = vision_config(config)
-    projector = two_layers(config, size(said, "hidden_size", 768), hidden_size(config), True)
-    return encoder(config, size(said, "num_hidden_layers", 12), projector, normed=True)
+    section = vision_config(config)
+    projector = two_layers(config, size(section, "hidden_size", 768), hidden_size(config), True)
+    return encoder(config, size(section, "num_hidden_layers", 12), projector, normed=True)

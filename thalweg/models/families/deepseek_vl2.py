@@ -37,17 +37,17 @@ def _plain(config: Config) -> ModelSpec:
 
 
 def _tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    around, said, out = outer_config(config), vision_config(config), hidden_size(config)
+    around, settings, out = outer_config(config), vision_config(config), hidden_size(config)
     joins = section(around, "projector_config")
     kind, place = text(joins, "projector_type", "downsample_mlp_gelu"), text(around, "global_view_pos", "head")
     if kind != "downsample_mlp_gelu" or flag(joins, "token_pooling", False):
         raise UnsupportedModelError("config.json: projector_type: only downsample_mlp_gelu without token_pooling is supported")
     if text(around, "tile_tag", "2D") != "2D" or place != "head":
         raise UnsupportedModelError("config.json: tile_tag, global_view_pos: only 2D and head are supported")
-    hidden, patch = size(said, "width", 1152), size(said, "patch_size", 14)
+    hidden, patch = size(settings, "width", 1152), size(settings, "patch_size", 14)
     each = Layer(
-        sees_all(size(said, "heads", 16), hidden, name="attn", fused="qkv", out="proj", bias=True, out_bias=True),
-        UngatedMLP(inner=int(hidden * real(said, "mlp_ratio", 0.01, 100, default=3.7362)), bias=True, act="gelu"),
+        sees_all(size(settings, "heads", 16), hidden, name="attn", fused="qkv", out="proj", bias=True, out_bias=True),
+        UngatedMLP(inner=int(hidden * real(settings, "mlp_ratio", 0.01, 100, default=3.7362)), bias=True, act="gelu"),
         Norms(mixer=LayerNorm("norm1", hidden, EPS), ffn=LayerNorm("norm2", hidden, EPS)),
     )  # fmt: skip
     group, depth = integer(joins, "downsample_ratio", high=16, default=2) ** 2, integer(joins, "depth", high=16, default=2)
@@ -57,9 +57,9 @@ def _tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
         ProjectorLayer(f"layers.{2 * i}", sizes[i], sizes[i + 1], True, "gelu" if i < depth - 1 else "") for i in range(depth)
     )
     return VisionSpec(
-        hidden=hidden, layers=(each,) * size(said, "layers", 27), patch="patch_embed.proj", patch_bias=True, root=TOWER,
+        hidden=hidden, layers=(each,) * size(settings, "layers", 27), patch="patch_embed.proj", patch_bias=True, root=TOWER,
         kernel=(3, patch, patch), layer="blocks.{}.", places="pos_embed", stacks=1,
-        rows=(size(said, "image_size", 384) // patch) ** 2, leave=LayerNorm("norm", hidden, EPS),
+        rows=(size(settings, "image_size", 384) // patch) ** 2, leave=LayerNorm("norm", hidden, EPS),
         projector=ProjectorSpec(root="model.projector.", group=group, padded=True, join="channels", steps=steps),
         newline="model.image_newline", separator="model.view_separator",
     ), (f"{TOWER}attn_pool.",)  # fmt: skip

@@ -31,30 +31,30 @@ def deepseek_vl_hybrid(config: Config) -> ModelSpec:
 def tower(config: Config) -> tuple[SamPairSpec, tuple[str, ...]]:
     """All layers of both, and the norm behind SigLIP's."""
     around, out = outer_config(config), hidden_size(config)
-    said, high = {**SIGLIP, **vision_config(config)}, around.get("high_res_vision_config")
+    section, high = {**SIGLIP, **vision_config(config)}, around.get("high_res_vision_config")
     high = high if isinstance(high, dict) else {}
-    patch, grid = edge(said, "patch_size", 16), edge(said, "image_size", 224) // edge(said, "patch_size", 16)
-    inner = {**config, BESIDE: {**around, "vision_config": said}}
-    low, unread = encoder(inner, size(said, "num_hidden_layers", 12), ProjectorSpec(root="", steps=()), normed=True)
+    patch, grid = edge(section, "patch_size", 16), edge(section, "image_size", 224) // edge(section, "patch_size", 16)
+    inner = {**config, BESIDE: {**around, "vision_config": section}}
+    low, unread = encoder(inner, size(section, "num_hidden_layers", 12), ProjectorSpec(root="", steps=()), normed=True)
     channels = size(high, "output_channels", 256)
     projector, proj = (
         ProjectorSpec(root=ALIGNER, steps=(ProjectorLayer("proj", out, out, True),)),
         "model.high_res_vision_proj.conv",
     )
     convs = ((f"{proj}1", 2 * channels), (f"{proj}2", 4 * channels))
-    made = sam(high, projector=projector, convs=convs, root=SAM)
-    if made.patch != patch:
+    result = sam(high, projector=projector, convs=convs, root=SAM)
+    if result.patch != patch:
         raise UnsupportedModelError("config.json: vision_config, high_res_vision_config: patch_size: must be equal")
     return SamPairSpec(
-        **{each.name: getattr(made, each.name) for each in fields(made)}, low=low, tap=_first(high, made.layers),
+        **{each.name: getattr(result, each.name) for each in fields(result)}, low=low, tap=_first(high, result.layers),
         second="model.high_res_vision_neck.", weigh="model.high_res_vision_alpha", stretched=4 * grid,
         halves=(f"{ALIGNER}high_res_vision_proj", f"{ALIGNER}vision_proj"), joined=out,
     ), unread  # fmt: skip
 
 
-def _first(said: Config, layers: int) -> int:
+def _first(section: Config, layers: int) -> int:
     """The first layer that sees a whole view."""
-    found = said.get("global_attn_indexes", [2])
+    found = section.get("global_attn_indexes", [2])
     if not isinstance(found, list) or not found or type(found[0]) is not int or not 0 <= found[0] < layers:
         raise UnsupportedModelError(f"config.json: high_res_vision_config: global_attn_indexes: {found!r:.40} names no layer")
     return found[0]

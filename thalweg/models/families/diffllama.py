@@ -13,8 +13,8 @@ from thalweg.models.spec import Attention, DifferentialAttention, Layer, ModelSp
 def diffllama(config: Config) -> ModelSpec:
     config, bias = {**config, "rms_norm_eps": eps(config, default=1e-5)}, flag(config, "attention_bias", False)
     heads = attention(config, bias=bias, out_bias=bias)
-    said = {field.name: getattr(heads, field.name) for field in fields(Attention)}
+    section = {field.name: getattr(heads, field.name) for field in fields(Attention)}
     inner, norms = mlp(config), pre_norms(config)
     starts = [0.8 - 0.6 * math.exp(-0.3 * i) for i in range(layer_count(config))]
-    mixers = [DifferentialAttention(**said, start=start, eps=eps(config)) for start in starts]
+    mixers = [DifferentialAttention(**section, start=start, eps=eps(config)) for start in starts]
     return decoder(config, [Layer(mixer, inner, norms) for mixer in mixers])

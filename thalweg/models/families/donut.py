@@ -38,25 +38,29 @@ def donut(config: Config) -> ModelSpec:
 
 
 def _encoder(config: Config) -> SwinSource:
-    said = vision_config(config)
-    (rows, columns), patch = page(config), size(said, "patch_size", 4)
-    depths, heads = (_sizes(said, key, default) for key, default in (("depths", [2, 2, 6, 2]), ("num_heads", [3, 6, 12, 24])))
-    window = size(said, "window_size", 7)
+    section = vision_config(config)
+    (rows, columns), patch = page(config), size(section, "patch_size", 4)
+    depths, heads = (
+        _sizes(section, key, default) for key, default in (("depths", [2, 2, 6, 2]), ("num_heads", [3, 6, 12, 24]))
+    )
+    window = size(section, "window_size", 7)
     last = [-(-n // (patch << (len(depths) - 1))) for n in (rows, columns)]
-    if flag(said, "use_absolute_embeddings", False) or rows % patch or columns % patch or min(last) < window:
+    if flag(section, "use_absolute_embeddings", False) or rows % patch or columns % patch or min(last) < window:
         raise UnsupportedModelError(
             "config.json: encoder: use_absolute_embeddings, pages that patches do not divide, and stages smaller than a window "
             "are not supported"
         )
     return SwinSource(
-        rows=rows, columns=columns, patch=patch, channels=size(said, "num_channels", 3), hidden=size(said, "embed_dim", 96),
-        depths=depths, heads=heads, window=window, inner=real(said, "mlp_ratio", 0.01, 100, default=4.0),
-        act=act(said, "hidden_act", "gelu"), bias=flag(said, "qkv_bias", True), eps=real(said, "layer_norm_eps", default=1e-5),
+        rows=rows, columns=columns, patch=patch, channels=size(section, "num_channels", 3),
+        hidden=size(section, "embed_dim", 96),
+        depths=depths, heads=heads, window=window, inner=real(section, "mlp_ratio", 0.01, 100, default=4.0),
+        act=act(section, "hidden_act", "gelu"), bias=flag(section, "qkv_bias", True),
+        eps=real(section, "layer_norm_eps", default=1e-5),
     )  # fmt: skip
 
 
-def _sizes(said: Config, key: str, default: list[int]) -> tuple[int, ...]:
-    found = said.get(key) or default
+def _sizes(section: Config, key: str, default: list[int]) -> tuple[int, ...]:
+    found = section.get(key) or default
     if not isinstance(found, list) or not all(type(n) is int and 0 < n < 1000 for n in found):
         raise CheckpointError(f"config.json: encoder: {key}: must be a list of sizes, not {found!r:.80}")
     return tuple(found)

@@ -66,17 +66,17 @@ def _kinds(config: Config, count: int) -> tuple[str, ...]:
 
 def _sizes(config: Config, kind: str, kinds: tuple[str, ...]) -> dict[str, Any]:
     """The configuration with the sizes of these layers: as transformers writes them, or by the keys of published files."""
-    said: Any = config.get("per_layer_config")
-    if said is None and kind != WINDOW:
+    section: Any = config.get("per_layer_config")
+    if section is None and kind != WINDOW:
         return dict(config)
-    if said is None:
+    if section is None:
         own = {key: integer(config, f"swa_{key}", high=1 << 20, default=size) for key, size in SIZES.items()}
         turned = own["head_dim"] - own["qk_nope_head_dim"]
         own["qk_rope_head_dim"] = integer(config, "swa_qk_rope_head_dim", high=1 << 16, default=max(1, turned))
         return {**config, **own}
-    if not isinstance(said, dict) or not all(str(k).isdecimal() and isinstance(v, dict) for k, v in said.items()):
+    if not isinstance(section, dict) or not all(str(k).isdecimal() and isinstance(v, dict) for k, v in section.items()):
         raise CheckpointError("config.json: per_layer_config: must map the numbers of layers to objects")
-    each = [said.get(str(i), said.get(i)) or {} for i, other in enumerate(kinds) if other == kind]
+    each = [section.get(str(i), section.get(i)) or {} for i, other in enumerate(kinds) if other == kind]
     if any(other != each[0] for other in each):
         raise UnsupportedModelError(f"config.json: per_layer_config: this family has one set of sizes for {kind} layers")
     odd = sorted({*each[0]} - {*SIZES, "num_key_value_heads", "qk_rope_head_dim"})
@@ -87,9 +87,9 @@ def _sizes(config: Config, kind: str, kinds: tuple[str, ...]) -> dict[str, Any]:
 
 def _attention(config: Config, kind: str, sizes: Config) -> LatentAttention:
     """The scale of the latent of q is a factor of scores: no index changes with it."""
-    said, hidden = config.get("rope_parameters") or config.get("rope_scaling"), hidden_size(config)
-    parameters: Any = said.get(kind, said) if isinstance(said, dict) else {}
-    if not isinstance(said, dict):
+    section, hidden = config.get("rope_parameters") or config.get("rope_scaling"), hidden_size(config)
+    parameters: Any = section.get(kind, section) if isinstance(section, dict) else {}
+    if not isinstance(section, dict):
         theta = real(config, "swa_rope_theta", 1e-3, 1e15, default=5e4) if kind == WINDOW else config["rope_theta"]
         parameters = {"rope_type": "default", "rope_theta": theta}
     if not isinstance(parameters, dict) or any(isinstance(v, dict) for v in parameters.values()):

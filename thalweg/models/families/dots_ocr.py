@@ -21,22 +21,26 @@ def dots_ocr(config: Config) -> ModelSpec:
 
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    said = vision_config(config)
-    hidden, patch, e = size(said, "embed_dim", 1536), size(said, "patch_size", 14), real(said, "rms_norm_eps", default=1e-5)
-    if flag(said, "is_causal", False) or size(said, "temporal_patch_size", 1) != 1:
+    section = vision_config(config)
+    hidden, patch, e = (
+        size(section, "embed_dim", 1536),
+        size(section, "patch_size", 14),
+        real(section, "rms_norm_eps", default=1e-5),
+    )
+    if flag(section, "is_causal", False) or size(section, "temporal_patch_size", 1) != 1:
         raise UnsupportedModelError(
             "config.json: vision_config: is_causal, temporal_patch_size: only false and 1 are supported"
         )
-    out = size(said, "hidden_size", 1536)
+    out = size(section, "hidden_size", 1536)
     if out != hidden_size(config):
         raise UnsupportedModelError(f"config.json: vision_config: hidden_size: must be {hidden_size(config)}, not {out}")
-    bias, group = flag(said, "use_bias", False), integer(said, "spatial_merge_size", high=16, default=2) ** 2
+    bias, group = flag(section, "use_bias", False), integer(section, "spatial_merge_size", high=16, default=2) ** 2
     each = Layer(
         sees_all(
-            size(said, "num_attention_heads", 12), hidden, turned=True, name="attn", fused="qkv", out="proj", bias=bias,
+            size(section, "num_attention_heads", 12), hidden, turned=True, name="attn", fused="qkv", out="proj", bias=bias,
             out_bias=bias,
         ),
-        MLP(inner=size(said, "intermediate_size", 4224), act="silu", bias=bias, gate="fc1", up="fc3", down="fc2"),
+        MLP(inner=size(section, "intermediate_size", 4224), act="silu", bias=bias, gate="fc1", up="fc3", down="fc2"),
         Norms(mixer=Norm("norm1", hidden, e), ffn=Norm("norm2", hidden, e)),
     )  # fmt: skip
     wide = hidden * group
@@ -45,8 +49,8 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
         steps=(ProjectorLayer("mlp.0", wide, wide, True, "gelu"), ProjectorLayer("mlp.2", wide, out, True)),
     )  # fmt: skip
     return VisionSpec(
-        hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 42), projector=projector,
-        patch="patch_embed.patchifier.proj", kernel=(size(said, "num_channels", 3), patch, patch), patch_bias=True,
+        hidden=hidden, layers=(each,) * size(section, "num_hidden_layers", 42), projector=projector,
+        patch="patch_embed.patchifier.proj", kernel=(size(section, "num_channels", 3), patch, patch), patch_bias=True,
         layer="blocks.{}.", embedded=Norm("patch_embed.patchifier.norm", hidden, e),
-        leave=Norm("post_trunk_norm", hidden, e) if flag(said, "post_norm", True) else None,
+        leave=Norm("post_trunk_norm", hidden, e) if flag(section, "post_norm", True) else None,
     ), ()  # fmt: skip

@@ -23,15 +23,15 @@ def eagle2_5(config: Config) -> ModelSpec:
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, model_type="siglip_vision_model")
-    around, said = outer_config(config), vision_config(config)
+    around, section = outer_config(config), vision_config(config)
     if integer(around, "mlp_connector_layers", default=2) != 2 or not flag(around, "use_pixel_shuffle", True):
         raise UnsupportedModelError(
             "config.json: mlp_connector_layers, use_pixel_shuffle: only 2 layers of merged patches are supported"
         )
     layer = integer(around, "select_layer", low=-1000, high=1000, default=-1)
-    group, layers = shuffle(around, "downsample_ratio") ** 2, size(said, "num_hidden_layers", 27)
+    group, layers = shuffle(around, "downsample_ratio") ** 2, size(section, "num_hidden_layers", 27)
     (run,) = feature_layers({**config, BESIDE: {**around, "vision_feature_layer": layer}}, layers, -1)
-    wide, out = group * size(said, "hidden_size", 1152), hidden_size(config)
+    wide, out = group * size(section, "hidden_size", 1152), hidden_size(config)
     projector = ProjectorSpec(
         root=ROOT, group=group, after=(LayerNorm("0", wide, EPS),),
         steps=(ProjectorLayer("1", wide, out, True, "gelu"), ProjectorLayer("3", out, out, True)),

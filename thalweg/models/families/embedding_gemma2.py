@@ -46,22 +46,22 @@ def embedding_gemma2(config: Config) -> ModelSpec:
 
 def _complete(config: Config) -> Config:
     """With the family's defaults, and with the sizes of heads of layers that attend to everything."""
-    said: dict[str, Any] = {
+    section: dict[str, Any] = {
         "sliding_window": 512, "hidden_size_per_layer_input": 512, "rope_parameters": ROPES, "num_key_value_heads": 2,
         "intermediate_size": 2048, "vocab_size_per_layer_input": 1, **config, "num_kv_shared_layers": 0,
         "enable_moe_block": False, "use_double_wide_mlp": False, "attention_k_eq_v": False, "tie_word_embeddings": True,
     }  # fmt: skip
-    if said.get("per_layer_config") is None:
+    if section.get("per_layer_config") is None:
         count = layer_count(config)
-        types = layer_types(said, [gemma4.LOCAL if (i + 1) % 6 else gemma4.GLOBAL for i in range(count)])
+        types = layer_types(section, [gemma4.LOCAL if (i + 1) % 6 else gemma4.GLOBAL for i in range(count)])
         wide = {
-            "head_dim": integer(said, "global_head_dim", default=512),
-            "num_key_value_heads": integer(said, "num_global_key_value_heads", default=1),
+            "head_dim": integer(section, "global_head_dim", default=512),
+            "num_key_value_heads": integer(section, "num_global_key_value_heads", default=1),
         }
-        said["per_layer_config"] = {
+        section["per_layer_config"] = {
             str(i): wide for i, kind in enumerate(types) if kind == gemma4.GLOBAL or i == count - 1
         }  # fmt: skip
-    return said
+    return section
 
 
 def _change(layer: Layer) -> Layer:

@@ -67,11 +67,11 @@ def _with_axes(config: Config, mixer: Attention) -> Attention:
 
 def _read_pair(config: Config, key: str, default: int) -> tuple[int, int]:
     """A number of text and of images: a list of both, or one number."""
-    said = config.get(key)
-    if isinstance(said, list):
-        if len(said) != KINDS:
-            raise CheckpointError(f"config.json: {key}: must have a number for text and one for images, not {said!r:.60}")
-        first, second = (integer({key: each}, key, low=0, default=default) for each in said)
+    section = config.get(key)
+    if isinstance(section, list):
+        if len(section) != KINDS:
+            raise CheckpointError(f"config.json: {key}: must have a number for text and one for images, not {section!r:.60}")
+        first, second = (integer({key: each}, key, low=0, default=default) for each in section)
         return first, second
     number = integer(config, key, low=0, default=default)
     return number, number
@@ -116,25 +116,26 @@ def _mixture(config: Config, around: Config) -> ModalityMoE:
 
 
 def _tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    said, out = shared.vision_config(config), hidden_size(config)
+    section, out = shared.vision_config(config), hidden_size(config)
     hidden, patch, e = (
-        shared.size(said, "hidden_size", 1280),
-        shared.size(said, "patch_size", 14),
-        real(said, "rms_norm_eps", default=1e-6),
+        shared.size(section, "hidden_size", 1280),
+        shared.size(section, "patch_size", 14),
+        real(section, "rms_norm_eps", default=1e-6),
     )
-    if integer(said, "temporal_merge_size", default=2) != KINDS:
+    if integer(section, "temporal_merge_size", default=2) != KINDS:
         raise UnsupportedModelError("config.json: vision_config: temporal_merge_size: only 2 is supported")
     each = Layer(
         shared.sees_all(
-            shared.size(said, "num_heads", 16), hidden, turned=True, name="attn", fused="qkv", out="proj", bias=True,
+            shared.size(section, "num_heads", 16), hidden, turned=True, name="attn", fused="qkv", out="proj", bias=True,
             out_bias=True,
         ),
         UngatedMLP(
-            inner=shared.size(said, "intermediate_size", 5120), bias=True, act=shared.act(said, "hidden_act", "quick_gelu")
+            inner=shared.size(section, "intermediate_size", 5120), bias=True,
+            act=shared.act(section, "hidden_act", "quick_gelu")
         ),
         Norms(mixer=LayerNorm("norm1", hidden, e), ffn=LayerNorm("norm2", hidden, e)),
     )  # fmt: skip
-    group = integer(said, "spatial_merge_size", high=16, default=2) ** 2
+    group = integer(section, "spatial_merge_size", high=16, default=2) ** 2
     wide = hidden * group
     steps = (
         ProjectorLayer("spatial_linear.0", wide, wide, True, "gelu"),
@@ -144,7 +145,7 @@ def _tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
         ProjectorLayer("mlp", wide, out, True, norm=Norm("after_norm", out, eps(config))),
     )  # fmt: skip
     return VisionSpec(
-        hidden=hidden, layers=(each,) * shared.size(said, "depth", 32), patch="patch_embed.proj", root=TOWER,
-        kernel=(shared.size(said, "in_channels", 3) * patch**2,), layer="blocks.{}.", leave=LayerNorm("ln", hidden, e),
+        hidden=hidden, layers=(each,) * shared.size(section, "depth", 32), patch="patch_embed.proj", root=TOWER,
+        kernel=(shared.size(section, "in_channels", 3) * patch**2,), layer="blocks.{}.", leave=LayerNorm("ln", hidden, e),
         projector=ProjectorSpec(root=RESAMPLER, group=group, steps=steps),
     ), ()  # fmt: skip

@@ -24,12 +24,13 @@ def exaone4(config: Config) -> ModelSpec:
 
 def windows_by_pattern(config: Config, window: int) -> list[str]:
     """By `sliding_window_pattern`: of so many layers the last sees everything; or letters, L for those with a window."""
-    said, layers = config.get("sliding_window_pattern"), layer_count(config)
+    section, layers = config.get("sliding_window_pattern"), layer_count(config)
     if not window:
         return ["full_attention"] * layers
-    if isinstance(said, str) and said and set(said) <= set("LG"):
+    if isinstance(section, str) and section and set(section) <= set("LG"):
         return [
-            "full_attention" if said[i % len(said)] == "G" or i == layers - 1 else "sliding_attention" for i in range(layers)
+            "full_attention" if section[i % len(section)] == "G" or i == layers - 1 else "sliding_attention"
+            for i in range(layers)
         ]
     every = integer(config, "sliding_window_pattern", default=4)
     return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)]

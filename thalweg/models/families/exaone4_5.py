@@ -19,10 +19,10 @@ def exaone4_5(config: Config) -> ModelSpec:
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, hidden_size=3584, out_hidden_size=3584)
-    made, unread = qwen2_5_vl(config)
-    each, shared = made.layers[0], size(vision_config(config), "num_key_value_heads", 8)
+    result, unread = qwen2_5_vl(config)
+    each, shared = result.layers[0], size(vision_config(config), "num_key_value_heads", 8)
     assert isinstance(each.mixer, Attention)
     if each.mixer.heads % shared:
         raise CheckpointError(f"config.json: vision_config: num_key_value_heads: {shared} do not divide {each.mixer.heads}")
     each = replace(each, mixer=replace(each.mixer, kv_heads=shared))
-    return replace(made, layers=(each,) * len(made.layers)), unread
+    return replace(result, layers=(each,) * len(result.layers)), unread

@@ -38,9 +38,9 @@ def falcon_h1(config: Config) -> ModelSpec:
 
 
 def _list(config: Config, key: str, count: int) -> list[float]:
-    said = config.get(key)
-    if said is None:
+    section = config.get(key)
+    if section is None:
         return [1.0] * count
-    if not isinstance(said, list) or len(said) != count:
+    if not isinstance(section, list) or len(section) != count:
         raise CheckpointError(f"config.json: {key}: must be a list of {count} numbers")
-    return [real({"v": value}, "v", 1e-6, 1e6, where=f"config.json: {key}") for value in said]
+    return [real({"v": value}, "v", 1e-6, 1e6, where=f"config.json: {key}") for value in section]

@@ -35,8 +35,8 @@ def florence2(config: Config) -> ModelSpec:
 
 
 def _encoder(config: Config) -> DaViTSpec:
-    said = vision_config(config)
-    lists: dict[str, list[Any]] = {key: said.get(key) or default for key, default in STAGES.items()}
+    section = vision_config(config)
+    lists: dict[str, list[Any]] = {key: section.get(key) or default for key, default in STAGES.items()}
     if not all(isinstance(each, list) and len(each) == len(lists["depths"]) for each in lists.values()):
         raise CheckpointError(f"config.json: vision_config: {', '.join(lists)}: must be lists of one length")
     for key, each in lists.items():
@@ -47,12 +47,12 @@ def _encoder(config: Config) -> DaViTSpec:
             raise CheckpointError(f"config.json: vision_config: {key}: must hold numbers from 1 to {MOST}, not {each!r:.80}")
     keys = ("embed_dim", "depths", "patch_size", "patch_stride", "patch_padding", "patch_prenorm", "num_heads", "num_groups")
     stages = tuple(DaViTStage(*each) for each in zip(*(lists[key] for key in keys), strict=True))
-    if (outputs := size(said, "projection_dim", 1024)) != hidden_size(config):
+    if (outputs := size(section, "projection_dim", 1024)) != hidden_size(config):
         raise CheckpointError(f"config.json: vision_config: projection_dim: {outputs} is not d_model, {hidden_size(config)}")
     return DaViTSpec(
         token=integer(outer_config(config), "image_token_id", low=0, default=51_289),
-        channels=size(said, "in_channels", 3), stages=stages,
-        window=size(said, "window_size", 12), inner=real(said, "mlp_ratio", 0.01, 100, default=4.0),
-        act=act(said, "activation_function", "gelu"), bias=flag(said, "qkv_bias", True),
-        places=size(said, "max_position_embeddings", 50), outputs=outputs,
+        channels=size(section, "in_channels", 3), stages=stages,
+        window=size(section, "window_size", 12), inner=real(section, "mlp_ratio", 0.01, 100, default=4.0),
+        act=act(section, "activation_function", "gelu"), bias=flag(section, "qkv_bias", True),
+        places=size(section, "max_position_embeddings", 50), outputs=outputs,
     )  # fmt: skip

@@ -46,16 +46,16 @@ def _encoder(around: Config, text: int) -> MemoryEncoderSpec:
     )  # fmt: skip
 
 
-def _layer(said: Config, where: str, hidden: int, heads: int, inner: int) -> MemoryLayer:
+def _layer(section: Config, where: str, hidden: int, heads: int, inner: int) -> MemoryLayer:
     """hidden, heads, inner: defaults."""
-    hidden, heads = _size(said, "hidden_size", hidden), _size(said, "num_attention_heads", heads)
+    hidden, heads = _size(section, "hidden_size", hidden), _size(section, "num_attention_heads", heads)
     if hidden % heads:
         raise CheckpointError(
             f"config.json: {where}: hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})"
         )
     return MemoryLayer(
-        inputs=hidden, hidden=hidden, heads=heads, inner=_size(said, "intermediate_size", inner),
-        act=act(said, "hidden_act", "relu", UNGATED), eps=real(said, "layer_norm_eps", default=EPS),
+        inputs=hidden, hidden=hidden, heads=heads, inner=_size(section, "intermediate_size", inner),
+        act=act(section, "hidden_act", "relu", UNGATED), eps=real(section, "layer_norm_eps", default=EPS),
     )  # fmt: skip
 
 
@@ -66,5 +66,5 @@ def _part(around: Config, key: str) -> dict[str, Any]:
     return found
 
 
-def _size(said: Config, key: str, default: int) -> int:
-    return integer(said, key, high=1 << 20, default=default)
+def _size(section: Config, key: str, default: int) -> int:
+    return integer(section, key, high=1 << 20, default=default)

@@ -27,12 +27,12 @@ def fuyu(config: Config) -> ModelSpec:
 
 
 def _encoder(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    said = vision_config(config)
-    patch, channels = size(said, "patch_size", 30), size(said, "num_channels", 3)
+    section = vision_config(config)
+    patch, channels = size(section, "patch_size", 30), size(section, "num_channels", 3)
     if channels != 3:
         raise UnsupportedModelError("config.json: num_channels: only 3 is supported")
-    made = VisionSpec(
+    result = VisionSpec(
         hidden=hidden_size(config), layers=(), projector=ProjectorSpec(root="", steps=()), patch=EMBEDDING.removesuffix("."),
         kernel=(patch * patch * channels,), patch_bias=True, root="model.",
     )  # fmt: skip
-    return made, ()
+    return result, ()

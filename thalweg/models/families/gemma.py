@@ -15,8 +15,8 @@ def gemma(config: Config) -> ModelSpec:
     causal_only(config)
     hidden, e, bias = hidden_size(config), eps(config), flag(config, "attention_bias", False)
     # Files of the first release say "gelu" and mean the formula with tanh, as transformers reads them.
-    said = text(config, "hidden_act", "gelu_pytorch_tanh")
-    inner = mlp(config, act="gelu_tanh" if said == "gelu" else act(config, default="gelu_pytorch_tanh"))
+    section = text(config, "hidden_act", "gelu_pytorch_tanh")
+    inner = mlp(config, act="gelu_tanh" if section == "gelu" else act(config, default="gelu_pytorch_tanh"))
     heads = attention(
         config, head_dim=integer(config, "head_dim", default=256), bias=bias, out_bias=bias
     )  # fmt: skip
@@ -35,6 +35,6 @@ def gemma2(config: Config) -> ModelSpec:
 
 def vault_gemma(config: Config) -> ModelSpec:
     """Gemma 2 without the norms after its parts."""
-    made = gemma2(config)
-    names = Norms(mixer=made.layers[0].norms.mixer, ffn=made.layers[0].norms.ffn)
-    return replace(made, layers=tuple(replace(each, norms=names) for each in made.layers))
+    result = gemma2(config)
+    names = Norms(mixer=result.layers[0].norms.mixer, ffn=result.layers[0].norms.ffn)
+    return replace(result, layers=tuple(replace(each, norms=names) for each in result.layers))

@@ -87,8 +87,8 @@ def _mlp(config: Config, layer: int) -> MLP:
         shares = [0.95 if count > 10 and i < 10 else 0.0 for i in range(count)]
     share = real({"of a layer": _of(shares, layer, count, "activation_sparsity_pattern")}, "of a layer", 0, 0.999_999)
     inner = integer({"of a layer": _of(config.get("intermediate_size"), layer, count, "intermediate_size")}, "of a layer")
-    made = mlp(config, inner=inner, act=_act(config))
-    return SparseMLP(inner=inner, act=made.act, sparsity=share) if share else made
+    result = mlp(config, inner=inner, act=_act(config))
+    return SparseMLP(inner=inner, act=result.act, sparsity=share) if share else result
 
 
 def _of(value: object, layer: int, count: int, key: str) -> object:

@@ -134,12 +134,12 @@ def _attention(config: Config, layer: int, kind: str) -> Attention:
 def _own(config: Config, layer: int, kind: str) -> Mapping[str, Any]:
     """The configuration with this layer's sizes of heads in it: those of `per_layer_config`, or of layers that see everything
     the older keys for them."""
-    said = config.get("per_layer_config")
-    if said is not None:
-        if not isinstance(said, dict):
-            raise CheckpointError(f"config.json: per_layer_config: must be an object, not {said!r:.80}")
-        numbered = {int(key): value for key, value in said.items() if str(key).isdecimal()}  # written as "05"
-        if len(numbered) < len(said):
+    section = config.get("per_layer_config")
+    if section is not None:
+        if not isinstance(section, dict):
+            raise CheckpointError(f"config.json: per_layer_config: must be an object, not {section!r:.80}")
+        numbered = {int(key): value for key, value in section.items() if str(key).isdecimal()}  # written as "05"
+        if len(numbered) < len(section):
             raise UnsupportedModelError("config.json: per_layer_config: this version reads settings by the numbers of layers")
         if not all(isinstance(value, dict) for value in numbered.values()):
             raise CheckpointError("config.json: per_layer_config: must map the numbers of layers to objects")

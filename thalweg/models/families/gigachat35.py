@@ -78,26 +78,26 @@ def _norms(config: Config, norm: Any) -> Norms:
 
 def _kinds(config: Config, count: int) -> tuple[str, ...]:
     """By `layer_types`, where attention has two names, or by the numbers of `full_attention_layers`."""
-    said, full = config.get("layer_types"), config.get("full_attention_layers") or []
-    if isinstance(said, list):
-        said = [FULL if kind == "attention" else kind for kind in said]
+    section, full = config.get("layer_types"), config.get("full_attention_layers") or []
+    if isinstance(section, list):
+        section = [FULL if kind == "attention" else kind for kind in section]
     elif not isinstance(full, list) or not set(full) <= set(range(count)):
         raise CheckpointError(f"config.json: full_attention_layers: must be a list of numbers from 0 to {count - 1}")
     absent = [FULL if i in full else LINEAR for i in range(count)]
-    return layer_types({**config, "layer_types": said}, absent, known=(FULL, LINEAR))
+    return layer_types({**config, "layer_types": section}, absent, known=(FULL, LINEAR))
 
 
 def _latent(config: Config) -> LatentAttention:
     """The scale of the latent of q is a factor of scores."""
     gated, hidden, norm = flag(config, "gated_attention", True), hidden_size(config), _norm(config)("", 1)
-    made = latent(
+    result = latent(
         config, interleaved=flag(config, "rope_interleave", True), gate="gate_proj" if gated else "", gate_values=gated,
         eps=eps(config), gated_norm=norm,
     )  # fmt: skip
     if not flag(config, "use_mla_scaling_factor", True):
-        return made
-    sharper = (hidden / made.q_latent) ** 0.5 if made.q_latent else 1.0
-    return replace(made, scale=made.scale * sharper, latent_scale=(hidden / made.latent) ** 0.5)
+        return result
+    sharper = (hidden / result.q_latent) ** 0.5 if result.q_latent else 1.0
+    return replace(result, scale=result.scale * sharper, latent_scale=(hidden / result.latent) ** 0.5)
 
 
 def _delta(config: Config) -> Mixer:

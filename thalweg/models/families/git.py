@@ -30,13 +30,13 @@ UNREAD = ("git.img_temporal_embedding.", "img_temporal_embedding.")
 
 def git(config: Config) -> ModelSpec:
     plain = {"type_vocab_size": 1, "tie_word_embeddings": False, **config, "is_decoder": True}
-    made = causal(plain, "git.", HEAD)
-    layers = tuple(_span(each) for each in made.layers)
-    learned = tuple(each for each in made.learned if each.by == "position")
-    made = replace(made, layers=layers, learned=learned, overlays_last=True, head=HEAD)
-    unread = tuple(name for name in made.names.skip if name != f"{HEAD}.bias")  # the matrix has no part of another name
+    result = causal(plain, "git.", HEAD)
+    layers = tuple(_span(each) for each in result.layers)
+    learned = tuple(each for each in result.learned if each.by == "position")
+    result = replace(result, layers=layers, learned=learned, overlays_last=True, head=HEAD)
+    unread = tuple(name for name in result.names.skip if name != f"{HEAD}.bias")  # the matrix has no part of another name
     blind = ("model.vision_tower.", f"model.{PROJECTOR}") if is_blind(config) else ()
-    return seeing(made, config, _encoder, replace=(*NAMES, *made.names.replace), skip=(*unread, *UNREAD, *blind))
+    return seeing(result, config, _encoder, replace=(*NAMES, *result.names.replace), skip=(*unread, *UNREAD, *blind))
 
 
 def _span(layer: Layer) -> Layer:
@@ -47,9 +47,9 @@ def _span(layer: Layer) -> Layer:
 
 def _encoder(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """All layers, and the norm behind them."""
-    said = {**VISION, **vision_config(config), "model_type": "clip_vision_model"}
-    around = {**config, BESIDE: {**outer_config(config), "vision_config": said}}
-    hidden, norm = hidden_size(config), LayerNorm("1", hidden_size(config), real(said, "layer_norm_eps"))
-    step = ProjectorLayer("0", size(said, "hidden_size", 768), hidden, True, norm=norm)
+    section = {**VISION, **vision_config(config), "model_type": "clip_vision_model"}
+    around = {**config, BESIDE: {**outer_config(config), "vision_config": section}}
+    hidden, norm = hidden_size(config), LayerNorm("1", hidden_size(config), real(section, "layer_norm_eps"))
+    step = ProjectorLayer("0", size(section, "hidden_size", 768), hidden, True, norm=norm)
     projector = ProjectorSpec(root=f"model.{PROJECTOR}", steps=(step,))
-    return encoder(around, size(said, "num_hidden_layers", 12), projector, normed=True)
+    return encoder(around, size(section, "num_hidden_layers", 12), projector, normed=True)

@@ -70,9 +70,9 @@ def glm5_next(config: Config) -> ModelSpec:
 
 
 def _mixers(config: Config, count: int) -> list[Mixer | tuple[Mixer, ...]]:
-    said = config.get("layer_types")
-    if isinstance(said, list):
-        config = {**config, "layer_types": [INDEXED if kind == "full_attention" else kind for kind in said]}
+    section = config.get("layer_types")
+    if isinstance(section, list):
+        config = {**config, "layer_types": [INDEXED if kind == "full_attention" else kind for kind in section]}
     types = layer_types(config, [INDEXED if i % 4 == 3 else LINEAR for i in range(count)], known=(LINEAR, INDEXED))
     linear: Any = config.get("linear_attn_config") or {}
     if not isinstance(linear, dict):

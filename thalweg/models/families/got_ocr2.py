@@ -28,7 +28,7 @@ def got_ocr2(config: Config) -> ModelSpec:
 def tower(config: Config) -> tuple[SamSpec, tuple[str, ...]]:
     hidden = hidden_size(config)
     projector = ProjectorSpec(root=ROOT, steps=(ProjectorLayer("multimodal_projector", hidden, hidden, True),))
-    said = vision_config(config)
-    channels = said.get("output_channels", 256)
+    section = vision_config(config)
+    channels = section.get("output_channels", 256)
     convs = ((f"{ROOT}conv_upsampler1", 2 * channels), (f"{ROOT}conv_upsampler2", hidden))
-    return sam(said, convs=convs, projector=projector), ()
+    return sam(section, convs=convs, projector=projector), ()

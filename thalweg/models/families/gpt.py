@@ -59,9 +59,9 @@ def gpt_bigcode(config: Config) -> ModelSpec:
 def gptj(config: Config) -> ModelSpec:
     dim = integer(config, "rotary_dim", high=head_size(config), default=64)
     config = {**config, "num_key_value_heads": None}
-    said = rope(config, head_size(config))
+    section = rope(config, head_size(config))
     layer = Layer(
-        attention(config, rope=Rope(said.parameters, dim, said.trained, interleaved=True), name="attn", out="out_proj"),
+        attention(config, rope=Rope(section.parameters, dim, section.trained, interleaved=True), name="attn", out="out_proj"),
         inner_mlp(config, up="fc_in", down="fc_out"),
         Norms(mixer=layer_norm(config, "ln_1")), parallel=True,
     )  # fmt: skip
@@ -87,20 +87,20 @@ def gpt_neo(config: Config) -> ModelSpec:
         for kind, w in (("global", 0), ("local", window))
     }  # fmt: skip
     kinds = _attention_kinds(config)
-    made = gpt_decoder(
+    result = gpt_decoder(
         config, layers["global"], tied=flag(config, "tie_word_embeddings", True),
         learned=(LearnedEmbedding("wpe", integer(config, "max_position_embeddings", high=1 << 24)),),
     )  # fmt: skip
     masks = (f"{root}h.{i}.attn.attention.{b}" for root in ("", "transformer.") for i in range(len(kinds))
              for b in ("bias", "masked_bias"))  # fmt: skip
-    return replace(made, layers=tuple(layers[kind] for kind in kinds), names=Names(skip=tuple(masks)))
+    return replace(result, layers=tuple(layers[kind] for kind in kinds), names=Names(skip=tuple(masks)))
 
 
 def _attention_kinds(config: Config) -> list[str]:
     """ "global" or "local" for each layer, of `attention_types`: lists of such names, with a count for each."""
-    said = config.get("attention_types") or [[["global", "local"], layer_count(config) // 2]]
+    section = config.get("attention_types") or [[["global", "local"], layer_count(config) // 2]]
     try:
-        kinds = [kind for names, count in said for _ in range(count) for kind in names]
+        kinds = [kind for names, count in section for _ in range(count) for kind in names]
     except (TypeError, ValueError) as e:
         raise CheckpointError(f"config.json: attention_types: must be a list of [names, count]: {e}") from e
     if len(kinds) != layer_count(config) or not all(kind in ("global", "local") for kind in kinds):

@@ -28,23 +28,23 @@ def granite_moe(config: Config) -> ModelSpec:
 def granite_moe_shared(config: Config) -> ModelSpec:
     """With a shared expert, a separate part in files."""
     inner = integer(config, "shared_intermediate_size", low=0, high=1 << 24, default=0)
-    made = granite_moe(config)
+    result = granite_moe(config)
     if not inner:
-        return made
+        return result
     shared = mlp(config, inner=inner, name="shared_mlp", fused="input_linear", down="output_linear")
-    layers = [replace(each, ffn=replace(cast(MoE, each.ffn), shared=shared)) for each in made.layers]
-    return replace(made, layers=tuple(layers), names=Names(inside=((".shared_mlp.", ".block_sparse_moe.shared_mlp."),)))
+    layers = [replace(each, ffn=replace(cast(MoE, each.ffn), shared=shared)) for each in result.layers]
+    return replace(result, layers=tuple(layers), names=Names(inside=((".shared_mlp.", ".block_sparse_moe.shared_mlp."),)))
 
 
 def hyperclovax(config: Config) -> ModelSpec:
     """HyperCLOVA X: also a norm after each part, and logits are multiplied by Granite's divisor."""
-    said = {**config, "attention_multiplier": config.get("attention_multiplier") or head_size(config) ** -0.5}
+    section = {**config, "attention_multiplier": config.get("attention_multiplier") or head_size(config) ** -0.5}
     hidden, e = hidden_size(config), eps(config)
-    made = replace(granite(said), logit_scale=multiplier(config, "logits_scaling"))
+    result = replace(granite(section), logit_scale=multiplier(config, "logits_scaling"))
     if not flag(config, "use_post_norm", True):
-        return made
+        return result
     after = {"mixer_out": Norm("post_norm1", hidden, e), "ffn_out": Norm("post_norm2", hidden, e)}
-    return replace(made, layers=tuple(replace(each, norms=replace(each.norms, **after)) for each in made.layers))
+    return replace(result, layers=tuple(replace(each, norms=replace(each.norms, **after)) for each in result.layers))
 
 
 def _model(config: Config, inner: MLP | MoE) -> ModelSpec:

@@ -25,8 +25,8 @@ def granite4_vision(config: Config) -> ModelSpec:
     spec = granite(config)
     if is_blind(config):
         return seeing(spec, config, tower, skip=READERS)
-    made = seeing(spec, config, tower)
-    return replace(made, overlay_layers=tuple(layer - 1 for layer in read_targets(config, len(spec.layers)) if layer))
+    result = seeing(spec, config, tower)
+    return replace(result, overlay_layers=tuple(layer - 1 for layer in read_targets(config, len(spec.layers)) if layer))
 
 
 def read_targets(config: Config, layers: int) -> list[int]:
@@ -53,10 +53,10 @@ def _pairs(config: Config) -> list[tuple[int, int]]:
 
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    around, said = outer_config(config), vision_config(config)
-    if said.get("model_type") != "siglip_vision_model":
+    around, settings = outer_config(config), vision_config(config)
+    if settings.get("model_type") != "siglip_vision_model":
         raise UnsupportedModelError("config.json: vision_config: model_type: only siglip_vision_model is supported")
-    depth = size(said, "num_hidden_layers", 12)
+    depth = size(settings, "num_hidden_layers", 12)
     pairs = _pairs(config)
     layers = [n for n, _ in pairs] + [integer(around, "spatial_vision_layer", low=-depth, high=depth, default=-1)] * OFFSETS
     if any(not -depth <= n <= depth or n == 0 for n in layers):
@@ -69,17 +69,17 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     targets, sources = [target for _, target in pairs] + [-1] * OFFSETS, [reads.index(n) for n in read]
     first = targets.index(0) if 0 in targets else -1
     order = sorted(range(len(readers)), key=lambda i: i != first)
-    made, unread = encoder(config, max(read) + 1, ProjectorSpec(root="", steps=()))
+    result, unread = encoder(config, max(read) + 1, ProjectorSpec(root="", steps=()))
     resampler = WindowQFormersSpec(
         readers=tuple(readers[i] for i in order), sources=tuple(sources[i] for i in order), blank=first < 0
     )
-    return replace(made, reads=reads, resampler=resampler, newline="model.image_newline"), unread
+    return replace(result, reads=reads, resampler=resampler, newline="model.image_newline"), unread
 
 
 def _reader(config: Config, root: str, offset: int) -> WindowQFormerSpec:
-    said, reads = vision_config(config), section(outer_config(config), "qformer_config")
+    settings, reads = vision_config(config), section(outer_config(config), "qformer_config")
     queries, window = read_rate(config)
-    hidden, side = size(said, "hidden_size", 768), size(said, "image_size", 224) // size(said, "patch_size", 16)
+    hidden, side = size(settings, "hidden_size", 768), size(settings, "image_size", 224) // size(settings, "patch_size", 16)
     if side % window or (offset >= 0 and 2 * queries != window):
         raise UnsupportedModelError(
             f"config.json: downsample_rate: {queries}/{window} must divide {side} patches, and be 1/2 for the offsets of four"

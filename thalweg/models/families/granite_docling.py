@@ -35,8 +35,8 @@ def granite_docling(config: Config) -> ModelSpec:
     spec = granite({**TEXT, **config, "tie_word_embeddings": tied})
 
     def scale_tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-        made, unread = tower(config)
-        return replace(made, scale=spec.embed_scale), unread  # vectors of images are scaled, too
+        result, unread = tower(config)
+        return replace(result, scale=spec.embed_scale), unread  # vectors of images are scaled, too
 
     return seeing(spec, config, scale_tower, replace=(("model.text_model.", "model."),), skip=FINE)
 
@@ -44,15 +44,15 @@ def granite_docling(config: Config) -> ModelSpec:
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """All layers, and the norm behind them."""
     config = with_defaults(config, **VISION)
-    said = vision_config(config)
-    hidden, out, depth = size(said, "hidden_size", 768), hidden_size(config), size(said, "num_hidden_layers", 12)
+    section = vision_config(config)
+    hidden, out, depth = size(section, "hidden_size", 768), hidden_size(config), size(section, "num_hidden_layers", 12)
     scale, side = (
-        integer(said, "scale_factor", high=16, default=4),
-        size(said, "image_size", 512) // size(said, "patch_size", 16),
+        integer(section, "scale_factor", high=16, default=4),
+        size(section, "image_size", 512) // size(section, "patch_size", 16),
     )
     if side % scale or out % 4:
         raise CheckpointError(f"config.json: vision_config: scale_factor: {scale} must divide the {side} patches of an edge")
-    if size(said, "out_hidden_size", out) != out:
+    if size(section, "out_hidden_size", out) != out:
         raise CheckpointError(f"config.json: vision_config: out_hidden_size: is not hidden_size, {out}")
     wide = hidden * scale**2
     projector = ProjectorSpec(
@@ -62,10 +62,10 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
             ProjectorLayer("mlp_fc2", out, out, norm=LayerNorm("ln_out", out, EPS)),
         ),
     )  # fmt: skip
-    made, unread = encoder(config, depth, projector, normed=True)
-    taps = read_layers(said, "deepstack_visual_indexes", (3, 7, 10), depth)
+    result, unread = encoder(config, depth, projector, normed=True)
+    taps = read_layers(section, "deepstack_visual_indexes", (3, 7, 10), depth)
     return replace(
-        made, root=ROOT, taps=tuple((layer, _merger(i, scale**2, wide, out)) for i, layer in enumerate(taps))
+        result, root=ROOT, taps=tuple((layer, _merger(i, scale**2, wide, out)) for i, layer in enumerate(taps))
     ), unread
 
 

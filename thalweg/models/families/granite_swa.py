@@ -17,12 +17,12 @@ def granite_swa(config: Config) -> ModelSpec:
 
 
 def granite_moe_swa(config: Config) -> ModelSpec:
-    made = granite_moe_shared(config)
-    names = replace(made.names, inside=(*made.names.inside, (".router.weight", ".router.layer.weight")))
-    return _with_windows(replace(made, names=names), config)
+    result = granite_moe_shared(config)
+    names = replace(result.names, inside=(*result.names.inside, (".router.weight", ".router.layer.weight")))
+    return _with_windows(replace(result, names=names), config)
 
 
-def _with_windows(made: ModelSpec, config: Config) -> ModelSpec:
+def _with_windows(result: ModelSpec, config: Config) -> ModelSpec:
     count = layer_count(config)
     absent = ["full_attention" if i % 4 == 0 else "sliding_attention" for i in range(count)]
     window, types = integer(config, "sliding_window", default=128), layer_types(config, absent)
@@ -33,19 +33,19 @@ def _with_windows(made: ModelSpec, config: Config) -> ModelSpec:
         raise CheckpointError(f"config.json: layer_rope_theta: must be a list of {count} numbers from 0, one per layer")
     layers = []
     for i, kind in enumerate(types):
-        layer, heads = made.layers[i], made.layers[i].mixer
+        layer, heads = result.layers[i], result.layers[i].mixer
         assert isinstance(heads, Attention)
         if thetas is not None:
             heads = replace(heads, rope=_rope(config, float(thetas[i])) if thetas[i] else None)
         heads = replace(heads, sinks="sinks", window=window if kind == "sliding_attention" else 0)
         layers.append(replace(layer, mixer=heads))
-    return replace(made, layers=tuple(layers))
+    return replace(result, layers=tuple(layers))
 
 
 def _rope(config: Config, theta: float) -> Rope:
     key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    said = config.get(key)
+    section = config.get(key)
     return rope(
-        {**config, "rope_theta": theta, key: {**(said if isinstance(said, dict) else {}), "rope_theta": theta}},
+        {**config, "rope_theta": theta, key: {**(section if isinstance(section, dict) else {}), "rope_theta": theta}},
         head_size(config),
     )

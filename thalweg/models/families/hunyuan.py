@@ -38,19 +38,19 @@ def _mixture(config: Config) -> MoE:
 
 def _same(config: Config, key: str, default: int = 1) -> int:
     """A number, or a list of one per layer, which must be equal."""
-    said = config.get(key)
-    if isinstance(said, list):
-        if len(set(map(str, said))) != 1:
+    section = config.get(key)
+    if isinstance(section, list):
+        if len(set(map(str, section))) != 1:
             raise UnsupportedModelError(f"config.json: {key}: this version has the same for every layer")
-        config = {**config, key: said[0]}
+        config = {**config, key: section[0]}
     return integer(config, key, high=1 << 24, default=default)
 
 
 def _rope(config: Config, dim: int) -> Rope:
     """Their "dynamic" scaling with an `alpha` is a larger base, whatever the length."""
-    said = rope_parameters(config)
-    if said["rope_type"] != "dynamic" or not said.get("alpha"):
+    section = rope_parameters(config)
+    if section["rope_type"] != "dynamic" or not section.get("alpha"):
         return rope(config, dim)
-    base = said["rope_theta"] * real(said, "alpha", 1e-3, 1e9, where="rope_parameters") ** (dim / (dim - 2))
+    base = section["rope_theta"] * real(section, "alpha", 1e-3, 1e9, where="rope_parameters") ** (dim / (dim - 2))
     larger = {"rope_type": "default", "rope_theta": base}
     return rope({**config, "rope_scaling": None, "rope_parameters": larger}, dim, keys=("alpha",))

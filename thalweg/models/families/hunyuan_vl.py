@@ -18,9 +18,9 @@ KEYS = ("alpha", "xdrope_section")
 
 
 def hunyuan_vl(config: Config) -> ModelSpec:
-    said = rope_parameters(config)
-    kind = "dynamic" if said["rope_type"] == "xdrope" else said["rope_type"]
-    one_axis = {key: value for key, value in said.items() if key not in ("mrope_section", "xdrope_section")}
+    section = rope_parameters(config)
+    kind = "dynamic" if section["rope_type"] == "xdrope" else section["rope_type"]
+    one_axis = {key: value for key, value in section.items() if key not in ("mrope_section", "xdrope_section")}
     text = {**config, "rope_scaling": None, "rope_parameters": {**one_axis, "rope_type": kind}}
     tied = outer_config(config).get("tie_word_embeddings", True)
     spec = hunyuan.hunyuan({**text, "tie_word_embeddings": tied})

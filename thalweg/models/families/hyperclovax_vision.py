@@ -26,14 +26,14 @@ def hyperclovax_vision(config: Config) -> ModelSpec:
     spec = granite.hyperclovax({**config, "tie_word_embeddings": tied})
 
     def scale_vectors(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-        made, unread = tower(config)
-        return replace(made, scale=spec.embed_scale), unread
+        result, unread = tower(config)
+        return replace(result, scale=spec.embed_scale), unread
 
     return seeing(spec, config, scale_vectors, replace=NAMES, skip=(ROOT,) if is_blind(config) else ())
 
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     hidden, wide = hidden_size(config), size(vision_config(config), "out_hidden_size", 3584)
-    made, unread = qwen2_5_vl({**config, "hidden_size": wide})
+    result, unread = qwen2_5_vl({**config, "hidden_size": wide})
     last = ProjectorLayer("projector", wide, hidden, True)
-    return replace(made, projector=replace(made.projector, steps=(*made.projector.steps, last))), unread
+    return replace(result, projector=replace(result.projector, steps=(*result.projector.steps, last))), unread

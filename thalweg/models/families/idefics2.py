@@ -30,26 +30,26 @@ def idefics2(config: Config) -> ModelSpec:
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """All layers, and the norm behind them."""
     config = with_defaults(config, **VISION, model_type="idefics2_vision")
-    said = vision_config(config)
-    made, _ = encoder(config, size(said, "num_hidden_layers", 12), ProjectorSpec(root="", steps=()), normed=True)
-    return replace(made, root=ROOT, resampler=_perceiver(config, made.hidden)), ()
+    section = vision_config(config)
+    result, _ = encoder(config, size(section, "num_hidden_layers", 12), ProjectorSpec(root="", steps=()), normed=True)
+    return replace(result, root=ROOT, resampler=_perceiver(config, result.hidden)), ()
 
 
 def _perceiver(config: Config, inputs: int) -> PerceiverSpec:
     """`hidden_size` of its settings counts only if it is the decoder's, as otherwise those settings are the defaults of another
     size. Then the decoder's norms are its own, too."""
-    said: Any = outer_config(config).get("perceiver_config") or {}
-    if not isinstance(said, dict):
+    section: Any = outer_config(config).get("perceiver_config") or {}
+    if not isinstance(section, dict):
         raise CheckpointError("config.json: perceiver_config: must be an object")
     hidden = hidden_size(config)
-    same = size(said, "hidden_size", 4096) == hidden
-    eps = real(said, "rms_norm_eps", default=1e-6) if same else real(config, "rms_norm_eps", default=1e-5)
-    heads, kv_heads = size(said, "resampler_n_heads", 16), size(said, "num_key_value_heads", 4)
+    same = size(section, "hidden_size", 4096) == hidden
+    eps = real(section, "rms_norm_eps", default=1e-6) if same else real(config, "rms_norm_eps", default=1e-5)
+    heads, kv_heads = size(section, "resampler_n_heads", 16), size(section, "num_key_value_heads", 4)
     if heads % kv_heads:
         raise CheckpointError(f"config.json: perceiver_config: num_key_value_heads: {kv_heads} must divide {heads} heads")
     return PerceiverSpec(
-        root=CONNECTOR, queries=integer(said, "resampler_n_latents", high=1 << 12, default=64), inputs=inputs,
+        root=CONNECTOR, queries=integer(section, "resampler_n_latents", high=1 << 12, default=64), inputs=inputs,
         inner=integer(config, "intermediate_size", high=1 << 20, default=14_336), act=act(config, "hidden_act", "silu"),
-        hidden=hidden, layers=size(said, "resampler_depth", 3), heads=heads, kv_heads=kv_heads,
-        head_dim=size(said, "resampler_head_dim", 96), layer_act=act(said, "hidden_act", "silu"), eps=eps,
+        hidden=hidden, layers=size(section, "resampler_depth", 3), heads=heads, kv_heads=kv_heads,
+        head_dim=size(section, "resampler_head_dim", 96), layer_act=act(section, "hidden_act", "silu"), eps=eps,
     )  # fmt: skip

@@ -25,9 +25,9 @@ def idefics3(config: Config) -> ModelSpec:
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **DEFAULTS)
-    said = vision_config(config)
-    hidden, group = size(said, "hidden_size", 1152), integer(outer_config(config), "scale_factor", high=16, default=2) ** 2
+    section = vision_config(config)
+    hidden, group = size(section, "hidden_size", 1152), integer(outer_config(config), "scale_factor", high=16, default=2) ** 2
     step = ProjectorLayer("proj", hidden * group, hidden_size(config))
     projector = ProjectorSpec(root="model.connector.modality_projection.", group=group, steps=(step,))
-    made, _ = encoder(config, size(said, "num_hidden_layers", 12), projector, normed=True)
-    return replace(made, root=ROOT), ()
+    result, _ = encoder(config, size(section, "num_hidden_layers", 12), projector, normed=True)
+    return replace(result, root=ROOT), ()

@@ -95,13 +95,13 @@ def _mixers(config: Config, kind: str, hidden: int, taps: int) -> tuple[Mixer, .
 
 
 def _mlp_types(config: Config, count: int) -> list[str]:
-    said = config.get("mlp_layer_types")
-    if said is None:
+    section = config.get("mlp_layer_types")
+    if section is None:
         dense = integer(config, "dense_mlp_idx", low=0, high=10_000, default=0)
         return ["dense" if i < dense else "sparse" for i in range(count)]
-    if not isinstance(said, list) or len(said) != count or not {*said} <= {"dense", "sparse"}:
+    if not isinstance(section, list) or len(section) != count or not {*section} <= {"dense", "sparse"}:
         raise CheckpointError(f"config.json: mlp_layer_types: must be a list of {count} names, dense or sparse")
-    return said
+    return section
 
 
 def _feed(config: Config, kind: str, taps: int, published: bool) -> SmoothedFFN:
@@ -113,18 +113,18 @@ def _feed(config: Config, kind: str, taps: int, published: bool) -> SmoothedFFN:
     key = "intermediate_size" if nested else "moe_intermediate_size"
     routed, always = integer(config, "n_routed_experts", default=256), integer(config, "n_shared_experts", default=2)
     top = integer(config, "num_experts_per_tok", high=routed, default=6)
-    said: dict[str, Any] = {
+    section: dict[str, Any] = {
         "fused": ("experts.gate_up_proj", "experts.down_proj"),
         "sink_parts": tuple(f"shared_experts.{part}_proj" for part in ("gate", "up", "down")),
     }  # fmt: skip
     if published:
-        said = {
+        section = {
             "fused": ("experts.w13_weight", "experts.w2_weight"), "alternate": True,
             "sink_parts": ("shared_experts.shared_w13_weight", "shared_experts.shared_w2_weight"),
         }  # fmt: skip
     moe = SinkMoE(
         experts=routed + always, top_k=top + always, inner=integer(config, key, default=3072), act=act(config), always=always,
         scores="sigmoid", correction="gate.e_score_correction_bias", gain="gate.global_scale",
-        scale=real(config, "route_scale", 1e-6, 1e6, default=8.0), **said,
+        scale=real(config, "route_scale", 1e-6, 1e6, default=8.0), **section,
     )  # fmt: skip
     return SmoothedFFN(ffn=moe, taps=taps)

@@ -24,9 +24,9 @@ def instructblip(config: Config) -> ModelSpec:
 
 
 def _qformer(config: Config, root: str, source: int, window: int) -> QFormerSpec:
-    said, made = read_settings(config), read_qformer(config, root, source, window)
+    section, result = read_settings(config), read_qformer(config, root, source, window)
     return TextQFormerSpec(
-        **{each.name: getattr(made, each.name) for each in fields(made)},
-        vocab=integer(said, "vocab_size", high=1 << 24, default=30_522),
-        places=integer(said, "max_position_embeddings", high=1 << 16, default=512),
+        **{each.name: getattr(result, each.name) for each in fields(result)},
+        vocab=integer(section, "vocab_size", high=1 << 24, default=30_522),
+        places=integer(section, "max_position_embeddings", high=1 << 16, default=512),
     )

@@ -39,8 +39,8 @@ def internlm2(config: Config) -> ModelSpec:
 
 def internlm2_ve(config: Config) -> ModelSpec:
     """InternLM 2 with further MLPs for tokens of images, for text."""
-    made = internlm2(config)
-    return replace(made, names=Names(skip=tuple(f"model.layers.{i}.feed_forward_ve." for i in range(layer_count(config)))))
+    result = internlm2(config)
+    return replace(result, names=Names(skip=tuple(f"model.layers.{i}.feed_forward_ve." for i in range(layer_count(config)))))
 
 
 def internlm2_reward(config: Config) -> ModelSpec:

@@ -40,12 +40,12 @@ def qianfan_ocr(config: Config) -> ModelSpec:
 def internvl_chat(config: Config) -> ModelSpec:
     """`llm_config` is the text part. Vectors are joined as the second version of that step has it."""
     around = outer_config(config)
-    said = vision_config(config) if isinstance(around.get("vision_config"), dict) else {}
+    section = vision_config(config) if isinstance(around.get("vision_config"), dict) else {}
     if text(around, "ps_version", "v2") != "v2":
         raise UnsupportedModelError("config.json: ps_version: this version only supports v2")
     own = {
-        "attention_bias": flag(said, "qkv_bias", False), "use_qk_norm": flag(said, "qk_normalization", True),
-        "norm_type": text(said, "norm_type", "rms_norm"),
+        "attention_bias": flag(section, "qkv_bias", False), "use_qk_norm": flag(section, "qk_normalization", True),
+        "norm_type": text(section, "norm_type", "rms_norm"),
     }  # fmt: skip
     layer = integer(around, "select_layer", low=-1000, high=1000, default=-1)
     outer = {**around, "vision_feature_layer": layer, "projector_hidden_act": "gelu"}
@@ -68,6 +68,6 @@ def nvlm_d(config: Config) -> ModelSpec:
 def fused_tower(config: Config, own: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """With q, k and v in one tensor. own: defaults of transformers' keys, from the keys of InternVL's format."""
     around = outer_config(config)
-    made, unread = tower({**config, BESIDE: {**around, "vision_config": {**own, **vision_config(config)}}})
-    layers = tuple(replace(each, mixer=replace(each.mixer, fused="qkv")) for each in made.layers)  # type: ignore[type-var]
-    return replace(made, layers=layers), unread
+    result, unread = tower({**config, BESIDE: {**around, "vision_config": {**own, **vision_config(config)}}})
+    layers = tuple(replace(each, mixer=replace(each.mixer, fused="qkv")) for each in result.layers)  # type: ignore[type-var]
+    return replace(result, layers=layers), unread

@@ -14,10 +14,10 @@ from thalweg.models.spec import Attention, Layer, LoopedAttention, LoopedHeads, 
 def iquest_loop(config: Config) -> ModelSpec:
     if integer(config, "loop_num", default=2) != 2:
         raise UnsupportedModelError("config.json: loop_num: 2 loops are supported")
-    made = llama({"rope_theta": 500_000.0, **config})
-    count, window = len(made.layers), integer(config, "loop_window_size", high=1 << 24, default=64)
-    second = tuple(_loop(layer, i, window) for i, layer in enumerate(made.layers))
-    return replace(made, layers=made.layers + second, numbers=tuple(range(count)) * 2)
+    result = llama({"rope_theta": 500_000.0, **config})
+    count, window = len(result.layers), integer(config, "loop_window_size", high=1 << 24, default=64)
+    second = tuple(_loop(layer, i, window) for i, layer in enumerate(result.layers))
+    return replace(result, layers=result.layers + second, numbers=tuple(range(count)) * 2)
 
 
 def _loop(layer: Layer, i: int, window: int) -> Layer:

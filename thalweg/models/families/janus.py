@@ -32,21 +32,23 @@ def janus(config: Config) -> ModelSpec:
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """All layers, and the norm behind them."""
-    said = {**VISION, **vision_config(config)}
-    if flag(said, "use_qk_norm", False):
+    section = {**VISION, **vision_config(config)}
+    if flag(section, "use_qk_norm", False):
         raise UnsupportedModelError("config.json: vision_config: use_qk_norm: true is not supported by this version")
-    hidden, out = size(said, "hidden_size", 1024), size(said, "projection_dim", 2048)
+    hidden, out = size(section, "hidden_size", 1024), size(section, "projection_dim", 2048)
     if out != hidden_size(config):
         raise CheckpointError(f"config.json: vision_config: projection_dim: {out} is not hidden_size, {hidden_size(config)}")
-    name, depth = act(said, "hidden_act", "gelu"), integer(said, "depth", high=64, default=2)
+    name, depth = act(section, "hidden_act", "gelu"), integer(section, "depth", high=64, default=2)
     first = ProjectorLayer("fc1", hidden, out, True, name if depth > 1 else "")
     more = (ProjectorLayer(f"hidden_layers.{i}", out, out, True, name if i + 2 < depth else "") for i in range(depth - 1))
-    inner = int(hidden * real(said, "mlp_ratio", 0.01, 100, default=4.0))
-    siglip = {**said, "model_type": "siglip_vision_model", "intermediate_size": inner}
+    inner = int(hidden * real(section, "mlp_ratio", 0.01, 100, default=4.0))
+    siglip = {**section, "model_type": "siglip_vision_model", "intermediate_size": inner}
     around = {**config, BESIDE: {**outer_config(config), "vision_config": siglip}}
     projector = ProjectorSpec(root="model.multi_modal_projector.", steps=(first, *more))
-    made, unread = encoder(around, size(said, "num_hidden_layers", 24), projector, normed=True)
-    return replace(made, layers=tuple(_rename(layer, flag(said, "attention_bias", True)) for layer in made.layers)), unread
+    result, unread = encoder(around, size(section, "num_hidden_layers", 24), projector, normed=True)
+    return replace(
+        result, layers=tuple(_rename(layer, flag(section, "attention_bias", True)) for layer in result.layers)
+    ), unread
 
 
 def _rename(layer: Layer, bias: bool) -> Layer:

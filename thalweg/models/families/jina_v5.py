@@ -12,8 +12,8 @@ from thalweg.models.spec import Adapter, ModelSpec
 
 
 def jina_v5(config: Config) -> ModelSpec:
-    spec, said = qwen3(config), config.get("adapter")
+    spec, section = qwen3(config), config.get("adapter")
     if not flag(config, "is_decoder", True):
         spec = replace(eurobert(config), pooling=None)
     spec = embedder(spec, config)
-    return spec if not isinstance(said, dict) else replace(spec, adapter=Adapter(said["folder"], said["scale"]))
+    return spec if not isinstance(section, dict) else replace(spec, adapter=Adapter(section["folder"], section["scale"]))

@@ -30,6 +30,6 @@ def _text(config: Config) -> ModelSpec:
 
 
 def _tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    made, unread = paddle_tower(config)
-    wide = size(vision_config(config), "hidden_size", 1152) * made.projector.group
-    return replace(made, projector=replace(made.projector, before=None, after=(LayerNorm("pre_norm", wide, EPS),))), unread
+    result, unread = paddle_tower(config)
+    wide = size(vision_config(config), "hidden_size", 1152) * result.projector.group
+    return replace(result, projector=replace(result.projector, before=None, after=(LayerNorm("pre_norm", wide, EPS),))), unread

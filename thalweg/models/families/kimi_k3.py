@@ -36,18 +36,18 @@ _KEYS = (
 
 def kimi_k3(config: Config) -> ModelSpec:
     config = {**{ours: config[theirs] for theirs, ours in NAMES["kimi_linear"].items() if theirs in config}, **config}
-    said: Any = config.get("linear_attn_config")
-    if not isinstance(said, dict) or "kda_layers" not in said:
+    section: Any = config.get("linear_attn_config")
+    if not isinstance(section, dict) or "kda_layers" not in section:
         raise CheckpointError("config.json: linear_attn_config: must be an object with the numbers of kda_layers")
-    check_keys(said, _KEYS, "linear_attn_config")
+    check_keys(section, _KEYS, "linear_attn_config")
     if not flag(config, "mla_use_nope", True) or text(config, "moe_router_activation_func", "sigmoid") != "sigmoid":
         raise UnsupportedModelError(
             "config.json: mla_use_nope, moe_router_activation_func: this family only supports NoPE attention, and sigmoid"
         )
     config = {**config, "rms_norm_eps": eps(config, default=1e-5)}
     hidden, e, count = hidden_size(config), eps(config), layer_count(config)
-    linear = [i + 1 in said["kda_layers"] for i in range(count)]
-    mixers: dict[bool, Mixer] = {True: _delta(config, said), False: _latent(config)}
+    linear = [i + 1 in section["kda_layers"] for i in range(count)]
+    mixers: dict[bool, Mixer] = {True: _delta(config, section), False: _latent(config)}
     activation, moe = _activation(config), _mixture(config)
     plain = mlp(config, act=activation)
     every, dense = integer(config, "moe_layer_freq", default=1), integer(config, "first_k_dense_replace", low=0, default=0)
@@ -84,13 +84,14 @@ def _activation(config: Config) -> str:
     return f"situ_{bound('activation_situ_beta', 1.0):g}_{bound('activation_situ_linear_beta', 0.0):g}"
 
 
-def _delta(config: Config, said: Config) -> KimiDelta:
-    where, heads = "config.json: linear_attn_config", integer(said, "num_heads", where="config.json: linear_attn_config")
-    dim, lowest = integer(said, "head_dim", high=1 << 16, where=where), said.get("gate_lower_bound")
+def _delta(config: Config, section: Config) -> KimiDelta:
+    where, heads = "config.json: linear_attn_config", integer(section, "num_heads", where="config.json: linear_attn_config")
+    dim, lowest = integer(section, "head_dim", high=1 << 16, where=where), section.get("gate_lower_bound")
     return KimiDelta(
-        heads=heads, dim=dim, kernel=integer(said, "short_conv_kernel_size", low=2, high=1 << 16, where=where), eps=eps(config),
-        floor=0.0 if lowest is None else real(said, "gate_lower_bound", -1e3, -1e-3, where=where), flat=True,
-        rates=max(heads, dim), full_gate=flag(said, "use_full_rank_gate", False),
+        heads=heads, dim=dim, kernel=integer(section, "short_conv_kernel_size", low=2, high=1 << 16, where=where),
+        eps=eps(config),
+        floor=0.0 if lowest is None else real(section, "gate_lower_bound", -1e3, -1e-3, where=where), flat=True,
+        rates=max(heads, dim), full_gate=flag(section, "use_full_rank_gate", False),
     )  # fmt: skip
 
 

@@ -19,10 +19,10 @@ PLAIN = ("gate_proj", "up_proj", "down_proj")
 
 
 def kimi_linear(config: Config) -> ModelSpec:
-    said: Any = config.get("linear_attn_config") or {}
-    if not isinstance(said, dict):
-        raise CheckpointError(f"config.json: linear_attn_config: must be an object, not {said!r:.80}")
-    check_keys(said, _KEYS, "linear_attn_config")
+    section: Any = config.get("linear_attn_config") or {}
+    if not isinstance(section, dict):
+        raise CheckpointError(f"config.json: linear_attn_config: must be an object, not {section!r:.80}")
+    check_keys(section, _KEYS, "linear_attn_config")
     if config.get("mla_use_nope", True) is not True or config.get("moe_router_activation_func", "sigmoid") != "sigmoid":
         raise UnsupportedModelError(
             "config.json: mla_use_nope, moe_router_activation_func: this family only supports NoPE attention, and sigmoid"
@@ -31,8 +31,8 @@ def kimi_linear(config: Config) -> ModelSpec:
         "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "routed_scaling_factor": 2.446, **config,
         "rms_norm_eps": eps(config, default=1e-5),
     }  # fmt: skip
-    types, norms, plain = layer_types(config, _absent(config, said), known=(FULL, LINEAR)), pre_norms(config), mlp(config)
-    mixers: dict[str, LatentAttention | KimiDelta] = {FULL: _latent(config), LINEAR: _delta(config, said)}
+    types, norms, plain = layer_types(config, _absent(config, section), known=(FULL, LINEAR)), pre_norms(config), mlp(config)
+    mixers: dict[str, LatentAttention | KimiDelta] = {FULL: _latent(config), LINEAR: _delta(config, section)}
     moe = sigmoid_mixture(config, experts="num_experts", name="block_sparse_moe", gate="w1", up="w3", down="w2")
     mixtures = sparse(config, integer(config, "first_k_dense_replace", default=1))
     return decoder(
@@ -53,10 +53,10 @@ def _latent(config: Config) -> LatentAttention:
     )  # fmt: skip
 
 
-def _delta(config: Config, said: Config) -> KimiDelta:
+def _delta(config: Config, section: Config) -> KimiDelta:
     def size(own: str, key: str, default: int, low: int = 1) -> int:
         whole = integer(config, key, low=low, high=1 << 16, default=default)
-        return integer(said, own, low=low, high=1 << 16, default=whole, where="config.json: linear_attn_config")
+        return integer(section, own, low=low, high=1 << 16, default=whole, where="config.json: linear_attn_config")
 
     return KimiDelta(
         heads=size("num_heads", "linear_num_heads", 32), dim=size("head_dim", "linear_head_dim", 128),
@@ -64,12 +64,12 @@ def _delta(config: Config, said: Config) -> KimiDelta:
     )  # fmt: skip
 
 
-def _absent(config: Config, said: Config) -> list[str]:
+def _absent(config: Config, section: Config) -> list[str]:
     """Types of layers where `layer_types` is absent: by two lists of numbers from 1, or every fourth from the fifth on."""
     count = layer_count(config)
-    if "full_attn_layers" not in said or "kda_layers" not in said:
+    if "full_attn_layers" not in section or "kda_layers" not in section:
         return [FULL if i and i % 4 == 0 else LINEAR for i in range(count)]
-    full, linear = said["full_attn_layers"], said["kda_layers"]
+    full, linear = section["full_attn_layers"], section["kda_layers"]
     if not isinstance(full, list) or not isinstance(linear, list) or sorted([*full, *linear]) != list(range(1, count + 1)):
         raise CheckpointError(
             f"config.json: linear_attn_config: full_attn_layers and kda_layers must have the numbers 1 to {count}, each once"

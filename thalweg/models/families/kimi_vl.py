@@ -45,10 +45,15 @@ def _model(config: Config, root: str, names: tuple[str, str]) -> ModelSpec:
 
 def moonvit(config: Config, root: str, names: tuple[str, str]) -> VisionSpec:
     """root, names: of the projector."""
-    said = sizes(vision_config(config))
-    hidden, patch, side, group = size(said, "hidden_size", 1152), size(said, "patch_size", 14), table(said), merge(said) ** 2
+    section = sizes(vision_config(config))
+    hidden, patch, side, group = (
+        size(section, "hidden_size", 1152),
+        size(section, "patch_size", 14),
+        table(section),
+        merge(section) ** 2,
+    )
     mixer = sees_all(
-        size(said, "num_attention_heads", 16),
+        size(section, "num_attention_heads", 16),
         hidden,
         turned=True,
         name="attn",
@@ -61,15 +66,18 @@ def moonvit(config: Config, root: str, names: tuple[str, str]) -> VisionSpec:
     each = Layer(
         replace(mixer, rope=replace(mixer.rope, interleaved=True)),
         UngatedMLP(
-            inner=size(said, "intermediate_size", 4304), act=act(said, "hidden_act", "gelu_pytorch_tanh"), bias=True, up="fc0",
+            inner=size(section, "intermediate_size", 4304), act=act(section, "hidden_act", "gelu_pytorch_tanh"), bias=True,
+            up="fc0",
             down="fc1",
         ),
         Norms(mixer=LayerNorm("norm0", hidden, EPS), ffn=LayerNorm("norm1", hidden, EPS)),
     )  # fmt: skip
-    e = real(outer_config(config), "projection_layer_norm_eps", 0, 1, default=real(said, "projector_ln_eps", 0, 1, default=EPS))
+    e = real(
+        outer_config(config), "projection_layer_norm_eps", 0, 1, default=real(section, "projector_ln_eps", 0, 1, default=EPS)
+    )
     wide = hidden * group
     return VisionSpec(
-        hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 27), patch="patch_embed.proj", patch_bias=True,
+        hidden=hidden, layers=(each,) * size(section, "num_hidden_layers", 27), patch="patch_embed.proj", patch_bias=True,
         kernel=(3, patch, patch), layer="encoder.blocks.{}.", places="patch_embed.pos_emb.weight", rows=side**2, stacks=side,
         leave=LayerNorm("encoder.final_layernorm", hidden, EPS),
         projector=ProjectorSpec(

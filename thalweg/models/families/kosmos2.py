@@ -69,11 +69,11 @@ def kosmos2(config: Config) -> ModelSpec:
 
 
 def _encoder(config: Config, heads: int, scale: float) -> tuple[VisionSpec, tuple[str, ...]]:
-    said = {**VISION, **vision_config(config), "model_type": "clip_vision_model"}
-    around = {**config, BESIDE: {**outer_config(config), "vision_config": said}}
-    made, unread = encoder(around, size(said, "num_hidden_layers", 24), ProjectorSpec(root="", steps=()), normed=True)
+    section = {**VISION, **vision_config(config), "model_type": "clip_vision_model"}
+    around = {**config, BESIDE: {**outer_config(config), "vision_config": section}}
+    result, unread = encoder(around, size(section, "num_hidden_layers", 24), ProjectorSpec(root="", steps=()), normed=True)
     reads = LatentReaderSpec(
         root=f"model.{READER}", queries=integer(outer_config(config), "latent_query_num", high=1 << 12, default=64),
-        inputs=made.hidden, heads=heads,
+        inputs=result.hidden, heads=heads,
     )  # fmt: skip
-    return replace(made, resampler=reads, scale=scale), unread
+    return replace(result, resampler=reads, scale=scale), unread

@@ -56,9 +56,9 @@ def _attention(config: Config, kind: str, heads: int) -> Attention:
 def _heads(config: Config) -> list[int]:
     """Of each layer."""
     count, heads = layer_count(config), integer(config, "num_attention_heads")
-    said: Any = config.get("num_attention_heads_per_layer")
-    if said is None:
+    section: Any = config.get("num_attention_heads_per_layer")
+    if section is None:
         return [heads] * count
-    if not isinstance(said, list) or len(said) != count or not all(type(n) is int and 0 < n <= 1 << 16 for n in said):
+    if not isinstance(section, list) or len(section) != count or not all(type(n) is int and 0 < n <= 1 << 16 for n in section):
         raise CheckpointError(f"config.json: num_attention_heads_per_layer: must be a list of {count} numbers")
-    return said
+    return section

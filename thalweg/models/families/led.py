@@ -27,8 +27,8 @@ def led_conditional(config: Config) -> ModelSpec:
         )
 
     sources = integer(config, "max_source_positions", high=rows, default=rows)
-    made = build(config, positions, pre=False, embed_norm=True, reader=reader, sources=sources, root="led.")
-    assert made.text is not None
-    text = replace(made.text, learned=(replace(positions, rows=rows),))
+    result = build(config, positions, pre=False, embed_norm=True, reader=reader, sources=sources, root="led.")
+    assert result.text is not None
+    text = replace(result.text, learned=(replace(positions, rows=rows),))
     unread = (f"led.encoder.layers.{i}.{NAME}{part}_global." for i in range(count) for part in ("query", "key", "value"))
-    return replace(made, text=text, names=Names(skip=(*made.names.skip, *unread)))
+    return replace(result, text=text, names=Names(skip=(*result.names.skip, *unread)))

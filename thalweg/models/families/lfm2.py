@@ -59,9 +59,9 @@ def _model(config: Config, parts: Sequence[MLP | MoE]) -> ModelSpec:
 def _types(config: Config) -> list[str]:
     """As `full_attn_idxs` names those with attention: absent = all."""
     layers = layer_count(config)
-    said = config.get("full_attn_idxs")
-    if said is None:
+    section = config.get("full_attn_idxs")
+    if section is None:
         return ["full_attention"] * layers
-    if not isinstance(said, list) or not all(isinstance(i, int) and 0 <= i < layers for i in said):
+    if not isinstance(section, list) or not all(isinstance(i, int) and 0 <= i < layers for i in section):
         raise CheckpointError("config.json: full_attn_idxs: must be a list of layer indices")
-    return ["full_attention" if i in said else "conv" for i in range(layers)]
+    return ["full_attention" if i in section else "conv" for i in range(layers)]

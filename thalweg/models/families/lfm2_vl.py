@@ -31,8 +31,8 @@ def lfm2_vl(config: Config) -> ModelSpec:
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP_2)
-    said, around = vision_config(config), outer_config(config)
-    wide = size(said, "hidden_size", 768) * integer(around, "downsample_factor", default=2) ** 2
+    section, around = vision_config(config), outer_config(config)
+    wide = size(section, "hidden_size", 768) * integer(around, "downsample_factor", default=2) ** 2
     inner, bias = size(around, "projector_hidden_size", 2560), flag(around, "projector_bias", True)
     projector = ProjectorSpec(
         root="model.multi_modal_projector.", group=integer(around, "downsample_factor", default=2) ** 2,
@@ -42,5 +42,5 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
             ProjectorLayer("linear_2", inner, hidden_size(config), bias),
         ),
     )  # fmt: skip
-    made, unread = encoder(config, size(said, "num_hidden_layers", 12), projector, normed=True)
-    return replace(made, kernel=(made.kernel[0] * made.kernel[1] ** 2,), rows=size(said, "num_patches", 256)), unread
+    result, unread = encoder(config, size(section, "num_hidden_layers", 12), projector, normed=True)
+    return replace(result, kernel=(result.kernel[0] * result.kernel[1] ** 2,), rows=size(section, "num_patches", 256)), unread

@@ -34,7 +34,7 @@ def llama_both_ways_classifier(config: Config) -> ModelSpec:
 
 
 def _mode(config: Config) -> str:
-    modes, said = {"avg": "mean", "cls": "cls", "last": "last"}, text(config, "pooling_type", "avg")
-    if said not in modes:
-        raise UnsupportedModelError(f"config.json: pooling: unknown {said!r:.80}; supported: {', '.join(modes)}")
-    return modes[said]
+    modes, section = {"avg": "mean", "cls": "cls", "last": "last"}, text(config, "pooling_type", "avg")
+    if section not in modes:
+        raise UnsupportedModelError(f"config.json: pooling: unknown {section!r:.80}; supported: {', '.join(modes)}")
+    return modes[section]

@@ -24,8 +24,8 @@ def llama4(config: Config) -> ModelSpec:
         raise CheckpointError(f"config.json: no_rope_layers: must have a number for each of the {count} layers")
     types = layer_types(config, [CHUNKED if t else "full_attention" for t in turns], known=(CHUNKED, "full_attention"))
     step = integer(config, "interleave_moe_layer_step", default=1)
-    said = config.get("moe_layers")
-    mixed = set(range(step - 1, count, step) if said is None else _numbers(config, "moe_layers", []))
+    section = config.get("moe_layers")
+    mixed = set(range(step - 1, count, step) if section is None else _numbers(config, "moe_layers", []))
     parts: dict[bool, MLP | MoE] = {True: _mixture(config), False: _dense(config)}
     layers = [
         Layer(_attention(config, kind == CHUNKED, bool(turned)), parts[i in mixed], norms)
@@ -46,15 +46,15 @@ def _attention(config: Config, chunked: bool, turned: bool) -> Attention:
     head_dim, bias = integer(config, "head_dim", default=128), flag(config, "attention_bias", False)
     unlimited = "attention_chunk_size" in config and config["attention_chunk_size"] is None
     chunk = integer(config, "attention_chunk_size", default=8192) if chunked and not unlimited else 0
-    made = attention(
+    result = attention(
         config, head_dim=head_dim, rope=rope(config, head_dim, interleaved=True), chunk=chunk, bias=bias, out_bias=bias,
         norm=HeadNorm(eps(config), after=True, weight=False) if turned and flag(config, "use_qk_norm", True) else None,
     )  # fmt: skip
     if turned:
-        return made
+        return result
     tuned = config.get("attn_temperature_tuning", True)  # a number in the first files
     beta, every = real(config, "attn_scale", 0, 1e6, default=0.1), integer(config, "floor_scale", default=8192)
-    return replace(made, rope=None, grows=(beta, every) if tuned else None, first=1)
+    return replace(result, rope=None, grows=(beta, every) if tuned else None, first=1)
 
 
 def _dense(config: Config) -> MLP:

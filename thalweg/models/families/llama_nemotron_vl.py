@@ -27,14 +27,14 @@ def llama_nemotron_vl(config: Config) -> ModelSpec:
 
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    around, said = outer_config(config), canonical_vision(vision_config(config))
+    around, section = outer_config(config), canonical_vision(vision_config(config))
     if text(around, "ps_version", "v2") != "v2":
         raise UnsupportedModelError("config.json: ps_version: this version only supports v2")
     merge = shuffle(around, "downsample_ratio")
-    wide, inner = size(said, "hidden_size", 1280) * merge**2, size(around, "projector_hidden_size", 4096)
+    wide, inner = size(section, "hidden_size", 1280) * merge**2, size(around, "projector_hidden_size", 4096)
     projector = ProjectorSpec(
         root=PROJECTOR, group=merge**2, after=(LayerNorm("0", wide, EPS),),
         steps=(ProjectorLayer("1", wide, inner, True, "gelu"), ProjectorLayer("3", inner, hidden_size(config), True)),
     )  # fmt: skip
-    made, unread = radio(said, projector, normed=False)
-    return replace(made, root=ROOT), tuple(name.replace(OTHER, ROOT) for name in unread)
+    result, unread = radio(section, projector, normed=False)
+    return replace(result, root=ROOT), tuple(name.replace(OTHER, ROOT) for name in unread)

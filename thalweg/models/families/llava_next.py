@@ -36,7 +36,7 @@ def _model(config: Config, kind: str, defaults: dict[str, object], layer: int) -
 
     def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
         config = with_defaults(config, **defaults)
-        made, unread = features(config, 24, layer)
-        return replace(made, newline="model.image_newline", scale=scale), unread
+        result, unread = features(config, 24, layer)
+        return replace(result, newline="model.image_newline", scale=scale), unread
 
     return seeing(spec, config, tower)

@@ -36,8 +36,8 @@ def llava_qwen(config: Config) -> ModelSpec:
 
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    around, said = outer_config(config), vision_config(config)
-    if not said:
+    around, section = outer_config(config), vision_config(config)
+    if not section:
         raise UnsupportedModelError(
             f"config.json: {llava.TOWER}: {around.get(llava.TOWER)!r:.80} is unknown; known: {', '.join(llava.ENCODERS)}; "
             "--language-model-only serves the text part"
@@ -45,14 +45,14 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     for key, only in FIXED.items():
         if (text(around, key, "flat" if "merge" in key else only) or "") != only:
             raise UnsupportedModelError(f"config.json: {key}: {around.get(key)!r:.40}: only {only or None!r} is supported")
-    layers = size(said, "num_hidden_layers", 24)
-    last = said["model_type"] != "clip_vision_model"
+    layers = size(section, "num_hidden_layers", 24)
+    last = section["model_type"] != "clip_vision_model"
     layer = -1 if last else around.get("mm_vision_select_layer", -2)
     run, *more = feature_layers({**config, BESIDE: {**around, "vision_feature_layer": layer}}, layers, -2)
     if more:
         raise UnsupportedModelError("config.json: mm_vision_select_layer: only one layer is supported")
-    made, unread = encoder(config, run, _projector(config, size(said, "hidden_size", 1024)))
-    return replace(made, newline="model.image_newline"), unread
+    result, unread = encoder(config, run, _projector(config, size(section, "hidden_size", 1024)))
+    return replace(result, newline="model.image_newline"), unread
 
 
 def _projector(config: Config, wide: int) -> ProjectorSpec:

@@ -35,8 +35,8 @@ def hybrid(config: Config, inner: int = 0, **more: Any) -> Mamba2:
     more: fields that the family decides."""
     inner = inner or int(real(config, "mamba_expand", 1e-3, 1e3, default=2.0) * hidden_size(config))
     heads = integer(config, "mamba_n_heads", high=1 << 16, default=128)
-    said = config.get("mamba_d_head", "auto")
-    head_dim = inner // heads if said == "auto" else integer(config, "mamba_d_head", high=1 << 16, default=inner // heads)
+    section = config.get("mamba_d_head", "auto")
+    head_dim = inner // heads if section == "auto" else integer(config, "mamba_d_head", high=1 << 16, default=inner // heads)
     if heads * head_dim != inner:
         raise CheckpointError(
             f"config.json: mamba_n_heads ({heads}) of mamba_d_head ({head_dim}) are not the {inner} values of the layer"
@@ -61,11 +61,11 @@ def shared_by(config: Config, key: str, heads: int, default: int) -> int:
 
 def limits(config: Config) -> tuple[float, float]:
     """`time_step_limit`: the least and the greatest step; null = none."""
-    said = config.get("time_step_limit")
-    if said is None:
+    section = config.get("time_step_limit")
+    if section is None:
         return 0.0, inf
-    if not isinstance(said, list | tuple) or len(said) != 2:
+    if not isinstance(section, list | tuple) or len(section) != 2:
         raise CheckpointError("config.json: time_step_limit: must be two numbers, the least and the greatest step")
-    low, high = ({"v": value} for value in said)
+    low, high = ({"v": value} for value in section)
     where = "config.json: time_step_limit"
     return real(low, "v", 0, 1e30, default=0.0, where=where), real(high, "v", 0, 1e30, default=inf, where=where)

@@ -52,8 +52,8 @@ def mimo_v2(config: Config) -> ModelSpec:
             "config.json: attention_projection_layout: fused_qkv is only supported without quantisation and biases: convert "
             "the checkpoint to bfloat16"
         )
-    made = mimo_v2_flash(config)
-    return blind(made, "audio_encoder.", "audio_tower.", "audio_tokenizer.", "speech_embeddings.")
+    result = mimo_v2_flash(config)
+    return blind(result, "audio_encoder.", "audio_tower.", "audio_tokenizer.", "speech_embeddings.")
 
 
 def _rows(heads: Attention, groups: int) -> Attention:
@@ -82,8 +82,8 @@ def _attention(config: Config, kind: str) -> Attention:
     head_dim, window = integer(config, "head_dim"), kind == WINDOW
     ropes: Any = config.get("rope_parameters")
     for key in ("rope_parameters", "rope_scaling"):
-        said = config.get(key)
-        scaling = said.get("rope_type", said.get("type", "default")) if isinstance(said, dict) else "default"
+        section = config.get(key)
+        scaling = section.get("rope_type", section.get("type", "default")) if isinstance(section, dict) else "default"
         if scaling != "default":
             raise UnsupportedModelError(
                 f"config.json: {key}: this family has a scaling per layer type, not {scaling!r:.80} for all"
@@ -93,7 +93,7 @@ def _attention(config: Config, kind: str) -> Attention:
                   WINDOW: real(config, "swa_rope_theta", 1e-3, 1e15, default=1e4)}  # fmt: skip
         ropes = {each: {"rope_type": "default", "rope_theta": theta} for each, theta in thetas.items()}
     share = real(config, "partial_rotary_factor", default=0.334)
-    ropes = {each: {"partial_rotary_factor": share, **said} for each, said in ropes.items() if isinstance(said, dict)}
+    ropes = {each: {"partial_rotary_factor": share, **section} for each, section in ropes.items() if isinstance(section, dict)}
     kv = groups = integer(config, "num_key_value_heads")
     if window:
         kv = integer(config, "swa_num_key_value_heads", high=1 << 16, default=2 * kv)
@@ -101,13 +101,13 @@ def _attention(config: Config, kind: str) -> Attention:
     sinks = flag(config, "add_swa_attention_sink_bias", True) if window else flag(config, "add_full_attention_sink_bias", False)
     read = {**config, "rope_parameters": ropes, "rope_scaling": None, "num_key_value_heads": kv}
     scale = real(config, "attention_value_scale", 1e-6, 1e6, default=1.0 if "attention_value_scale" in config else 0.707)
-    made = attention(
+    result = attention(
         read, head_dim=head_dim, rope=rope(read, head_dim, kind=kind, partial=True),
         window=_window(config) if window else 0, value_dim=0 if width == head_dim else width,
         value_scale=scale,
         bias=flag(config, "attention_bias", False), sinks="attention_sink_bias" if sinks else "",
     )  # fmt: skip
-    return _rows(made, groups) if config.get("attention_projection_layout") == "fused_qkv" else made
+    return _rows(result, groups) if config.get("attention_projection_layout") == "fused_qkv" else result
 
 
 def _window(config: Config) -> int:

@@ -53,26 +53,26 @@ def _merges_twice(config: Config) -> bool:
 
 def _places(config: Config) -> tuple[int, int]:
     """Layers before the merger, and the total without the merger's layers."""
-    said, around = vision_config(with_defaults(config, **SIGLIP)), outer_config(config)
-    count = size(said, "num_hidden_layers", 12)
+    section, around = vision_config(with_defaults(config, **SIGLIP)), outer_config(config)
+    count = size(section, "num_hidden_layers", 12)
     return integer(around, "insert_layer_id", low=0, high=count - 1, default=6) + 1, count
 
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """The merger begins with attention within its windows, which is declared as a layer."""
     config = with_defaults(config, **SIGLIP)
-    said, (at, count) = vision_config(config), _places(config)
-    hidden, inner = size(said, "hidden_size", 768), size(said, "intermediate_size", 3072)
+    section, (at, count) = vision_config(config), _places(config)
+    hidden, inner = size(section, "hidden_size", 768), size(section, "intermediate_size", 3072)
     wide = GROUP * hidden
     projector = ProjectorSpec(
         root="model.merger.mlp.0.", group=GROUP, after=(LayerNorm("pre_norm", wide, 1e-6),),
         steps=(ProjectorLayer("linear_1", wide, wide, True, "gelu"), ProjectorLayer("linear_2", wide, hidden_size(config),
         True)),
     )  # fmt: skip
-    made, unread = encoder(config, count, projector, normed=True)
+    result, unread = encoder(config, count, projector, normed=True)
     if not _merges_twice(config):
-        return made, unread
-    each = made.layers[0]
+        return result, unread
+    each = result.layers[0]
     norm = each.norms.mixer
     assert isinstance(norm, LayerNorm)
     shrinks = ProjectorSpec(
@@ -82,5 +82,5 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
             hidden, True),
         ),
     )  # fmt: skip
-    layers = (*made.layers[:at], Layer(each.mixer, None, Norms(mixer=norm)), *made.layers[at:])
-    return replace(made, layers=layers, windowed=frozenset({at}), shrinks=(at, shrinks)), unread
+    layers = (*result.layers[:at], Layer(each.mixer, None, Norms(mixer=norm)), *result.layers[at:])
+    return replace(result, layers=layers, windowed=frozenset({at}), shrinks=(at, shrinks)), unread

@@ -42,17 +42,17 @@ def minicpm_v(config: Config) -> ModelSpec:
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP)
-    said, around, hidden = vision_config(config), outer_config(config), hidden_size(config)
-    count = size(said, "num_hidden_layers", 27)
+    section, around, hidden = vision_config(config), outer_config(config), hidden_size(config)
+    count = size(section, "num_hidden_layers", 27)
     run = count - flag(around, "drop_vision_last_layer", True)
     if hidden % HEAD or not run:
         raise CheckpointError(f"config.json: hidden_size: {hidden} must be a multiple of {HEAD}, with layers in the encoder")
     resampler = ResamplerSpec(
         root="model.resampler.", queries=integer(around, "query_num", high=1 << 12, default=64), hidden=hidden,
-        inputs=size(said, "hidden_size", 1152), heads=hidden // HEAD,
+        inputs=size(section, "hidden_size", 1152), heads=hidden // HEAD,
     )  # fmt: skip
-    made, unread = encoder(
-        {**config, BESIDE: {**around, "vision_config": {**said, "model_type": "siglip_vision_model"}}}, run,
+    result, unread = encoder(
+        {**config, BESIDE: {**around, "vision_config": {**section, "model_type": "siglip_vision_model"}}}, run,
         ProjectorSpec(root="", steps=()), normed=True,
     )  # fmt: skip
-    return replace(made, resampler=resampler), unread
+    return replace(result, resampler=resampler), unread

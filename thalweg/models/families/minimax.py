@@ -28,7 +28,7 @@ def minimax(config: Config) -> ModelSpec:
         name="block_sparse_moe", gate="w1", up="w3", down="w2",
     )  # fmt: skip
     full = attention(config, head_dim=head_dim, rope=rope(config, head_dim, partial=True))
-    made = []
+    result = []
     for i, kind in enumerate(layer_types(config, _types(config), known=(FULL, LINEAR))):
         mixer = full if kind == FULL else _lightning(config, full.heads, head_dim, i / max(layers - 1, 1))
         (keep, add), (ffn_keep, ffn_add) = (_factors(config, part) for part in (kind, "mlp"))
@@ -36,9 +36,9 @@ def minimax(config: Config) -> ModelSpec:
             mixer_sum=Norm("post_attention_layernorm", hidden, eps(config) / keep**2),
             ffn_sum=Norm("ffn_sum", hidden, eps(config) / ffn_keep**2),
         )
-        made.append(Layer(mixer, moe, norms, mixer_scales=((1.0, add / keep),), ffn_scale=ffn_add / ffn_keep))
+        result.append(Layer(mixer, moe, norms, mixer_scales=((1.0, add / keep),), ffn_scale=ffn_add / ffn_keep))
     return decoder(
-        config, made, embed_norm=Norm("embed_norm", hidden, eps(config)), norm=None, names=_names(layers),
+        config, result, embed_norm=Norm("embed_norm", hidden, eps(config)), norm=None, names=_names(layers),
         tied=flag(config, "tie_word_embeddings", False),
     )  # fmt: skip
 
@@ -59,12 +59,12 @@ def _factors(config: Config, part: str) -> tuple[float, float]:
 
 def _types(config: Config) -> list[str]:
     """By `attn_type_list` of published files, in which 1 sees everything, else every other layer."""
-    said, layers = config.get("attn_type_list"), layer_count(config)
-    if said is None:
+    section, layers = config.get("attn_type_list"), layer_count(config)
+    if section is None:
         return [FULL if i % 2 == 0 else LINEAR for i in range(layers)]
-    if not isinstance(said, list) or len(said) != layers or set(said) - {0, 1}:
+    if not isinstance(section, list) or len(section) != layers or set(section) - {0, 1}:
         raise CheckpointError(f"config.json: attn_type_list: must be a list of {layers} numbers, each 0 or 1")
-    return [FULL if each else LINEAR for each in said]
+    return [FULL if each else LINEAR for each in section]
 
 
 def _names(layers: int) -> Names:

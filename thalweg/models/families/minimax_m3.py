@@ -28,14 +28,14 @@ def minimax_m3(config: Config) -> ModelSpec:
         if real(config, key, 0, 1e6, default=value) != value:
             raise UnsupportedModelError(f"config.json: {key}: this version has {value}, not {config[key]!r}")
     count, hidden, e = layer_count(config), hidden_size(config), eps(config)
-    said: Any = config.get("sparse_attention_config") or {}
-    if not isinstance(said, dict):
-        raise CheckpointError(f"config.json: sparse_attention_config: must be an object, not {said!r:.80}")
-    if said.get("sparse_init_block") or said.get("sparse_score_type", "max") != "max":
+    section: Any = config.get("sparse_attention_config") or {}
+    if not isinstance(section, dict):
+        raise CheckpointError(f"config.json: sparse_attention_config: must be an object, not {section!r:.80}")
+    if section.get("sparse_init_block") or section.get("sparse_score_type", "max") != "max":
         raise UnsupportedModelError("config.json: sparse_init_block, sparse_score_type: this version has 0, and max")
-    config = {**config, **{ours: said[theirs] for ours, theirs in _INDEXER.items() if theirs in said}}
-    absent = [BLOCKS if f else FULL for f in _flags(said, "sparse_attention_freq", [0] * count, count)]
-    unread = _flags(said, "sparse_disable_index_value", [1] * count, count)
+    config = {**config, **{ours: section[theirs] for ours, theirs in _INDEXER.items() if theirs in section}}
+    absent = [BLOCKS if f else FULL for f in _flags(section, "sparse_attention_freq", [0] * count, count)]
+    unread = _flags(section, "sparse_disable_index_value", [1] * count, count)
     if any(kind == BLOCKS and not off for kind, off in zip(absent, unread, strict=True)):
         raise UnsupportedModelError("config.json: sparse_disable_index_value: this version has indexers without values")
     mixers, shared = _mixers(config), integer(config, "shared_intermediate_size", default=3072)
@@ -84,9 +84,9 @@ def _moe(config: Config, shared: MLP) -> MoE:
 
 def _flags(config: Config, key: str, absent: Sequence[int], count: int) -> Sequence[int]:
     """A list of zeros and ones, one per layer."""
-    said = config.get(key)
-    if said is None:
+    section = config.get(key)
+    if section is None:
         return absent
-    if not isinstance(said, list) or len(said) != count or set(said) - {0, 1}:
+    if not isinstance(section, list) or len(section) != count or set(section) - {0, 1}:
         raise CheckpointError(f"config.json: {key}: must be a list of {count} numbers, each 0 or 1")
-    return said
+    return section

@@ -64,19 +64,23 @@ def mistral_large4(config: Config) -> ModelSpec:
         config, layers, logit_softcap=real(config, "final_logit_softcapping", 1e-6, 1e6, default=30.0),
         names=Names(inside=_INSIDE),
     )  # fmt: skip
-    made = blind(spec, *_UNREAD)
-    return replace(made, names=replace(made.names, replace=(*made.names.replace, *_PREFIXES)))
+    result = blind(spec, *_UNREAD)
+    return replace(result, names=replace(result.names, replace=(*result.names.replace, *_PREFIXES)))
 
 
 def _list_rotary(config: Config, count: int) -> list[bool]:
     """Which layers have rotary positions: all but every fourth, or by `no_rope_layers`, where 1 means that a layer has them."""
-    said: Any = config.get("no_rope_layers")
-    if said is None:
+    section: Any = config.get("no_rope_layers")
+    if section is None:
         every = integer(config, "no_rope_layer_interval", default=4)
         return [(i + 1) % every != 0 for i in range(count)]
-    if not isinstance(said, list) or len(said) < count or not all(type(n) in (bool, int) and n in (0, 1) for n in said):
+    if (
+        not isinstance(section, list)
+        or len(section) < count
+        or not all(type(n) in (bool, int) and n in (0, 1) for n in section)
+    ):
         raise CheckpointError(f"config.json: no_rope_layers: must be a list of {count} numbers, 0 or 1")
-    return [bool(each) for each in said[:count]]
+    return [bool(each) for each in section[:count]]
 
 
 def _attention(config: Config, positions: Rope, turns: bool, own: bool) -> LatentAttention:

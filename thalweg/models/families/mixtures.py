@@ -24,23 +24,23 @@ def mixture(
         raise CheckpointError(
             f"config.json: n_group, topk_group: {groups} groups, of which {kept} count, do not divide {count} experts"
         )
-    said: dict[str, Any] = {
+    section: dict[str, Any] = {
         "experts": count, "top_k": integer(config, "num_experts_per_tok", high=count, default=min(top, count)), "inner": each,
         "act": act(config), "scale": real(config, scale, 1e-6, 1e6, default=1.0),
         "shared": mlp(config, inner=always * each, name="shared_experts") if always else None,
     }  # fmt: skip
-    return MoE(**(said | more))
+    return MoE(**(section | more))
 
 
 def sigmoid_mixture(config: Config, *, renormalise: bool = True, **more: Any) -> MoE:
     """DeepSeek V3's MoE: a sigmoid router with expert bias, and groups scored by their best two experts. renormalise: the
     default of norm_topk_prob. more: arguments of `mixture`."""
-    said: dict[str, Any] = {
+    section: dict[str, Any] = {
         "scores": "sigmoid", "renormalise": flag(config, "norm_topk_prob", renormalise),
         "correction": "gate.e_score_correction_bias", "groups": integer(config, "n_group", default=1),
         "top_groups": integer(config, "topk_group", default=1),
     }  # fmt: skip
-    return mixture(config, **(said | more))
+    return mixture(config, **(section | more))
 
 
 def sparse(config: Config, dense: int) -> list[bool]:

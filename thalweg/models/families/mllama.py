@@ -67,31 +67,31 @@ def _image_token(config: Config, vocab: int) -> int:
 
 
 def _encoder(config: Config) -> TileSource:
-    said = vision_config(config)
+    section = vision_config(config)
     hidden, e, depth = (
-        size(said, "hidden_size", 1280),
-        real(said, "norm_eps", default=1e-5),
-        size(said, "num_hidden_layers", 32),
+        size(section, "hidden_size", 1280),
+        real(section, "norm_eps", default=1e-5),
+        size(section, "num_hidden_layers", 32),
     )
-    patch, tiles = edge(said, "patch_size", 14), integer(said, "max_num_tiles", high=64, default=4)
-    heads = size(said, "attention_heads", size(said, "num_attention_heads", 16))
+    patch, tiles = edge(section, "patch_size", 14), integer(section, "max_num_tiles", high=64, default=4)
+    heads = size(section, "attention_heads", size(section, "num_attention_heads", 16))
     layer = Layer(
         sees_all(heads, hidden),
-        UngatedMLP(inner=size(said, "intermediate_size", 5120), act=act(said, "hidden_act", "gelu"), bias=True),
+        UngatedMLP(inner=size(section, "intermediate_size", 5120), act=act(section, "hidden_act", "gelu"), bias=True),
         Norms(mixer=LayerNorm("input_layernorm", hidden, e), ffn=LayerNorm("post_attention_layernorm", hidden, e)),
     )
-    reads = _indices(said, "intermediate_layers_indices", READS, depth)
-    if (width := size(said, "vision_output_dim", 7680)) != hidden * (1 + len(reads)):
+    reads = _indices(section, "intermediate_layers_indices", READS, depth)
+    if (width := size(section, "vision_output_dim", 7680)) != hidden * (1 + len(reads)):
         raise CheckpointError(f"config.json: vision_config: vision_output_dim: {width} is not {1 + len(reads)} x {hidden}")
     return TileSource(
-        tiles=tiles, side=edge(said, "image_size", 448) // patch, kernel=(size(said, "num_channels", 3), patch, patch),
-        hidden=hidden, layers=(layer,) * depth, last=(layer,) * size(said, "num_global_layers", 8), reads=reads,
+        tiles=tiles, side=edge(section, "image_size", 448) // patch, kernel=(size(section, "num_channels", 3), patch, patch),
+        hidden=hidden, layers=(layer,) * depth, last=(layer,) * size(section, "num_global_layers", 8), reads=reads,
         arrangements=len(arrangements(tiles)), eps=1e-5, outputs=hidden_size(config),
     )  # fmt: skip
 
 
-def _indices(said: Config, key: str, default: list[int], layers: int) -> tuple[int, ...]:
-    found = said.get(key)
+def _indices(section: Config, key: str, default: list[int], layers: int) -> tuple[int, ...]:
+    found = section.get(key)
     found = default if found is None else found
     if not isinstance(found, list) or not all(type(i) is int and 0 <= i < layers for i in found):
         raise CheckpointError(f"config.json: {key}: must be a list of layers below {layers}, not {found!r:.80}")

@@ -78,9 +78,9 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
 def rotary_settings(config: Config) -> Config:
     """With rotary settings by layer type, as newer files have them. `rope_scaling` is one for all, as transformers reads it."""
     found: dict[str, Any] = {}
-    said, scaling = section(config, "rope_parameters"), section(config, "rope_scaling")
+    settings, scaling = section(config, "rope_parameters"), section(config, "rope_scaling")
     for kind, (key, base) in KINDS.items():
-        own = section(said, kind, "config.json: rope_parameters")
+        own = section(settings, kind, "config.json: rope_parameters")
         found[kind] = {"rope_theta": real(config, key, 1e-3, 1e15, default=base), **own, **scaling}
     return {**config, "rope_parameters": found, "rope_scaling": None}
 

@@ -61,20 +61,20 @@ def molmo2(config: Config) -> ModelSpec:
         config, layers, root=ROOT, layer="blocks.{}.", embed="wte", norm=Norm("ln_f", hidden, e), tied=False,
         head_rows=rows if total > rows else 0, table_more=("wte.new_embedding", total - rows) if total > rows else None,
     )  # fmt: skip
-    made = seeing(spec, config, tower, replace=NAMES, inside=INSIDE)
-    if made.vision is None:
-        skip = (*made.names.skip, "model.vision_backbone.", f"{ROOT}vision_tower.", f"{ROOT}projector.")
-        return replace(made, names=replace(made.names, skip=skip))
-    return replace(made, overlays_added=True)
+    result = seeing(spec, config, tower, replace=NAMES, inside=INSIDE)
+    if result.vision is None:
+        skip = (*result.names.skip, "model.vision_backbone.", f"{ROOT}vision_tower.", f"{ROOT}projector.")
+        return replace(result, names=replace(result.names, skip=skip))
+    return replace(result, overlays_added=True)
 
 
 def _ropes(config: Config) -> tuple[Rope, Rope]:
     """With the scaling of the file, and without it."""
-    said = section(config, "rope_scaling") or section(config, "rope_parameters")
+    settings = section(config, "rope_scaling") or section(config, "rope_parameters")
     plain = {
         **config,
         "rope_scaling": None,
-        "rope_parameters": {"rope_theta": said.get("rope_theta", config.get("rope_theta"))},
+        "rope_parameters": {"rope_theta": settings.get("rope_theta", config.get("rope_theta"))},
     }
     return rope(config, head_size(config)), rope(plain, head_size(config))
 
@@ -90,13 +90,13 @@ def _scaled_layers(config: Config) -> frozenset[int]:
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """Layers up to the last that is read."""
-    said = spell_vision(vision_config(config))
+    settings = spell_vision(vision_config(config))
     reads: Any = outer_config(config).get("adapter_config") or {}
     if not isinstance(reads, dict):
         raise CheckpointError("config.json: adapter_config: must be an object")
-    hidden, depth = size(said, "hidden_size", 1152), size(said, "num_hidden_layers", 25)
-    heads, head_dim = size(said, "num_attention_heads", 16), size(said, "head_dim", 72)
-    for part in (said, reads):
+    hidden, depth = size(settings, "hidden_size", 1152), size(settings, "num_hidden_layers", 25)
+    heads, head_dim = size(settings, "num_attention_heads", 16), size(settings, "head_dim", 72)
+    for part in (settings, reads):
         if size(part, "num_key_value_heads", 16) != size(part, "num_attention_heads", 16):
             raise UnsupportedModelError("config.json: num_key_value_heads: the encoder requires as many as num_attention_heads")
     layers = reads.get("vit_layers", reads.get("vision_feature_layer"))
@@ -105,16 +105,16 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
         raise CheckpointError(f"config.json: adapter_config: vit_layers: must be layers of {depth}, not {layers!r:.60}")
     layers = [n % depth for n in layers]
     bias, e, patch = (
-        flag(said, "attention_bias", True),
-        real(said, "layer_norm_eps", default=1e-6),
-        size(said, "patch_size", 14),
+        flag(settings, "attention_bias", True),
+        real(settings, "layer_norm_eps", default=1e-6),
+        size(settings, "patch_size", 14),
     )
     each = Layer(
         sees_all(
             heads, hidden, head_dim=head_dim, bias=bias, out_bias=bias, name="attention", parts=("wq", "wk", "wv"), out="wo"
         ),
         UngatedMLP(
-            inner=size(said, "intermediate_size", 4304), bias=True, act=act(said, "hidden_act", "gelu_pytorch_tanh"),
+            inner=size(settings, "intermediate_size", 4304), bias=True, act=act(settings, "hidden_act", "gelu_pytorch_tanh"),
             name="feed_forward", up="w1", down="w2",
         ),
         Norms(mixer=LayerNorm("attention_norm", hidden, e), ffn=LayerNorm("ffn_norm", hidden, e)),
@@ -123,25 +123,25 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     unread = tuple(f"{ROOT}vision_tower.transformer.resblocks.{i}." for i in range(run, depth))
     return VisionSpec(
         hidden=hidden, layers=(each,) * run, projector=ProjectorSpec(root="", steps=()), patch="patch_embedding",
-        kernel=(size(said, "num_channels", 3) * patch**2,), patch_bias=True, root=f"{ROOT}vision_tower.",
+        kernel=(size(settings, "num_channels", 3) * patch**2,), patch_bias=True, root=f"{ROOT}vision_tower.",
         layer="transformer.resblocks.{}.", places="positional_embedding",
-        rows=size(said, "num_position_embeddings", (edge(said, "image_size", 378) // patch) ** 2), reads=tuple(layers),
+        rows=size(settings, "num_position_embeddings", (edge(settings, "image_size", 378) // patch) ** 2), reads=tuple(layers),
         resampler=_pool(reads, hidden * len(layers)),
     ), unread  # fmt: skip
 
 
-def spell_vision(said: Config) -> Config:
+def spell_vision(settings: Config) -> Config:
     """`vit_config` with the keys of transformers."""
     names = {
         "image_default_input_size": "image_size", "image_patch_size": "patch_size", "image_num_pos": "num_position_embeddings",
     }  # fmt: skip
-    return {names.get(key, key): value for key, value in said.items() if value is not None}
+    return {names.get(key, key): value for key, value in settings.items() if value is not None}
 
 
-def _pool(said: Config, inputs: int) -> WindowPoolSpec:
+def _pool(settings: Config, inputs: int) -> WindowPoolSpec:
     return WindowPoolSpec(
-        root=f"{ROOT}projector.", inputs=inputs, hidden=size(said, "hidden_size", 1152),
-        heads=size(said, "num_attention_heads", 16), head_dim=size(said, "head_dim", 72),
-        bias=flag(said, "attention_bias", True), inner=size(said, "intermediate_size", 18_944),
-        act=act(said, "hidden_act", "silu"), inner_bias=flag(said, "mlp_bias", False),
+        root=f"{ROOT}projector.", inputs=inputs, hidden=size(settings, "hidden_size", 1152),
+        heads=size(settings, "num_attention_heads", 16), head_dim=size(settings, "head_dim", 72),
+        bias=flag(settings, "attention_bias", True), inner=size(settings, "intermediate_size", 18_944),
+        act=act(settings, "hidden_act", "silu"), inner_bias=flag(settings, "mlp_bias", False),
     )  # fmt: skip

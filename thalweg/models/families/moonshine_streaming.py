@@ -57,25 +57,25 @@ def moonshine_streaming(config: Config) -> ModelSpec:
 
 def _encoder(config: Config, width: int) -> FrameSource:
     """width: of the decoder."""
-    said = config.get("encoder_config")
-    if not isinstance(said, dict):
+    section = config.get("encoder_config")
+    if not isinstance(section, dict):
         raise CheckpointError("config.json: encoder_config: missing")
-    hidden, heads = _size(said, "hidden_size", 320), _size(said, "num_attention_heads", 8)
-    if _size(said, "num_key_value_heads", heads) != heads:
+    hidden, heads = _size(section, "hidden_size", 320), _size(section, "num_attention_heads", 8)
+    if _size(section, "num_key_value_heads", heads) != heads:
         raise UnsupportedModelError("config.json: encoder_config: num_key_value_heads: must be num_attention_heads")
-    if _size(said, "sample_rate", RATE) != RATE:
+    if _size(section, "sample_rate", RATE) != RATE:
         raise UnsupportedModelError(f"config.json: encoder_config: sample_rate: only {RATE} is supported")
-    frame = _frame(said.get("frame_ms", 5.0))
+    frame = _frame(section.get("frame_ms", 5.0))
     rows = integer(config, "max_position_embeddings", high=1 << 16)
     longest = min(LONGEST, int(rows / TOKENS))
     while longest and count_sources(-(-longest * RATE // 100 // frame)) > rows:
         longest -= 1
     return FrameSource(
         sources=count_sources(-(-longest * RATE // 100 // frame)), hidden=hidden, layers=(), norm=_norm("", hidden),
-        longest=longest, frame=frame, heads=heads, head_dim=_head_size(said, hidden, heads, "encoder_config: "),
-        inner=_size(said, "intermediate_size", 1280), act=act(said, "hidden_act", "gelu", UNGATED),
-        windows=_windows(said.get("sliding_windows", WINDOWS), _size(said, "num_hidden_layers", 6)),
-        bias=flag(said, "attention_bias", False), rows=rows, projected=0 if hidden == width else width,
+        longest=longest, frame=frame, heads=heads, head_dim=_head_size(section, hidden, heads, "encoder_config: "),
+        inner=_size(section, "intermediate_size", 1280), act=act(section, "hidden_act", "gelu", UNGATED),
+        windows=_windows(section.get("sliding_windows", WINDOWS), _size(section, "num_hidden_layers", 6)),
+        bias=flag(section, "attention_bias", False), rows=rows, projected=0 if hidden == width else width,
     )  # fmt: skip
 
 
@@ -97,14 +97,14 @@ def _windows(found: Any, count: int) -> tuple[tuple[int, int], ...]:
     return tuple((one, other) for one, other in pairs)
 
 
-def _head_size(said: Config, hidden: int, heads: int, where: str) -> int:
-    if said.get("head_dim") is None and hidden % heads:
+def _head_size(section: Config, hidden: int, heads: int, where: str) -> int:
+    if section.get("head_dim") is None and hidden % heads:
         raise CheckpointError(f"config.json: {where}hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
-    return integer(said, "head_dim", high=1 << 16, default=hidden // heads)
+    return integer(section, "head_dim", high=1 << 16, default=hidden // heads)
 
 
-def _size(said: Config, key: str, default: int) -> int:
-    return integer(said, key, high=1 << 24, default=default)
+def _size(section: Config, key: str, default: int) -> int:
+    return integer(section, key, high=1 << 24, default=default)
 
 
 def _norm(name: str, hidden: int) -> LayerNorm:

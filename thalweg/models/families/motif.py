@@ -21,8 +21,8 @@ def motif(config: Config) -> ModelSpec:
         raise UnsupportedModelError(f"config.json: hidden_act: unknown {act!r:.80}; supported: poly_norm")
     bias, e = flag(config, "use_bias", False), real(config, "attn_rms_norm_eps", 0, 1, default=1e-5)
     heads = attention(config, bias=bias, out_bias=bias)
-    said = {field.name: getattr(heads, field.name) for field in fields(Attention)}
+    section = {field.name: getattr(heads, field.name) for field in fields(Attention)}
     inner, norms = PolyNormMLP(inner=integer(config, "intermediate_size"), bias=bias), pre_norms(config)
     starts = (0.8 - 0.6 * math.exp(-0.3 * (i - 1)) for i in range(layer_count(config)))
-    mixers = [DifferentialAttention(**said, start=start, eps=e, subnorm="subln", pairs=True) for start in starts]
+    mixers = [DifferentialAttention(**section, start=start, eps=e, subnorm="subln", pairs=True) for start in starts]
     return decoder(config, [Layer(mixer, inner, norms) for mixer in mixers])

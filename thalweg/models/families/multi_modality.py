@@ -27,15 +27,15 @@ def multi_modality(config: Config) -> ModelSpec:
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """The layers up to the selected one, and the norm behind them."""
-    said, (depth, inputs, out) = read_tower(config), read_aligner(config)
-    hidden = said.hidden
+    section, (depth, inputs, out) = read_tower(config), read_aligner(config)
+    hidden = section.hidden
     if (inputs, out) != (hidden, hidden_size(config)):
         raise CheckpointError(
             f"config.json: aligner_config: input_dim and n_embed: {inputs} and {out} must be {hidden} and {hidden_size(config)}"
         )
     each = Layer(
-        sees_all(said.heads, hidden, name="attn", fused="qkv", out="proj", bias=True, out_bias=True),
-        UngatedMLP(inner=said.inner, bias=True, act="gelu"),
+        sees_all(section.heads, hidden, name="attn", fused="qkv", out="proj", bias=True, out_bias=True),
+        UngatedMLP(inner=section.inner, bias=True, act="gelu"),
         Norms(mixer=LayerNorm("norm1", hidden, EPS), ffn=LayerNorm("norm2", hidden, EPS)),
     )  # fmt: skip
     steps = tuple(
@@ -43,8 +43,8 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
         for i in range(depth)
     )
     return VisionSpec(
-        hidden=hidden, layers=(each,) * said.layers, patch="patch_embed.proj", patch_bias=True, root=TOWER,
-        kernel=(3, said.patch, said.patch), layer="blocks.{}.", places="pos_embed", stacks=1,
-        rows=(said.side // said.patch) ** 2, leave=LayerNorm("norm", hidden, EPS),
+        hidden=hidden, layers=(each,) * section.layers, patch="patch_embed.proj", patch_bias=True, root=TOWER,
+        kernel=(3, section.patch, section.patch), layer="blocks.{}.", places="pos_embed", stacks=1,
+        rows=(section.side // section.patch) ** 2, leave=LayerNorm("norm", hidden, EPS),
         projector=ProjectorSpec(root=ALIGNER, steps=steps),
-    ), (f"{TOWER}attn_pool.", *(f"{TOWER}blocks.{i}." for i in range(said.layers, said.stored)))  # fmt: skip
+    ), (f"{TOWER}attn_pool.", *(f"{TOWER}blocks.{i}." for i in range(section.layers, section.stored)))  # fmt: skip

@@ -125,8 +125,14 @@ def qwen3_vl_classifier(config: Config) -> ModelSpec:
 
 def qwen3_vl_moe(config: Config) -> ModelSpec:
     """Experts lie in one tensor for all of a layer, on its side."""
-    said = {"rope_theta": 500_000.0, "num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, **config}
-    spec = qwen3.qwen3_moe(one_axis({**said, "norm_topk_prob": True}))
+    section = {
+        "rope_theta": 500_000.0,
+        "num_local_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        **config,
+    }
+    spec = qwen3.qwen3_moe(one_axis({**section, "norm_topk_prob": True}))
     layers = tuple(
         replace(each, ffn=replace(each.ffn, fused=("experts.gate_up_proj", "experts.down_proj"), turned=True))
         if isinstance(each.ffn, MoE) else each
@@ -191,8 +197,8 @@ def with_axes(spec: ModelSpec, config: Config, mixed: bool, absent: list[int] | 
 
 def read_sections(config: Config, dim: int, mixed: bool, absent: list[int] | None = None) -> tuple[int, ...]:
     """`mrope_section`: frequencies of each axis, dim / 2 together. absent: where the file names none."""
-    said = config.get("rope_scaling") or config.get("rope_parameters")
-    sections = said.get("mrope_section") if isinstance(said, dict) else None
+    section = config.get("rope_scaling") or config.get("rope_parameters")
+    sections = section.get("mrope_section") if isinstance(section, dict) else None
     sections = absent if sections is None else sections
     if sections is None:
         sections = {True: [11, 11, 10] if dim < 128 else [24, 20, 20], False: [16, 24, 24]}[mixed]
@@ -204,8 +210,8 @@ def read_sections(config: Config, dim: int, mixed: bool, absent: list[int] | Non
 
 def one_axis(config: Config) -> Config:
     """Positions of text are the same along each of the axes that images have."""
-    said = config.get("rope_scaling") or config.get("rope_parameters")
-    if not isinstance(said, dict):
+    section = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(section, dict):
         return config
-    kept = {k: "default" if v == "mrope" else v for k, v in said.items() if not k.startswith("mrope_")}
+    kept = {k: "default" if v == "mrope" else v for k, v in section.items() if not k.startswith("mrope_")}
     return {**config, "rope_scaling": None, "rope_parameters": kept}

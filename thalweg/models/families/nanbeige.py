@@ -19,11 +19,11 @@ OFF = (
 def nanbeige(config: Config) -> ModelSpec:
     if found := [key for key in OFF if config.get(key)]:
         raise UnsupportedModelError(f"config.json: {found[0]}: this version serves Nanbeige without it")
-    made, loops = llama(config), integer(config, "num_loops", 1, 64, default=1)
+    result, loops = llama(config), integer(config, "num_loops", 1, 64, default=1)
     if loops == 1:
-        return made
-    layers, count = list(made.layers), len(made.layers)
+        return result
+    layers, count = list(result.layers), len(result.layers)
     if not flag(config, "skip_loop_final_norm", False):
-        assert isinstance(made.norm, Norm)
-        layers[-1] = replace(layers[-1], norms=replace(layers[-1].norms, ffn_sum=replace(made.norm, name="/model.norm")))
-    return replace(made, layers=(*layers * (loops - 1), *made.layers), numbers=tuple(range(count)) * loops)
+        assert isinstance(result.norm, Norm)
+        layers[-1] = replace(layers[-1], norms=replace(layers[-1].norms, ffn_sum=replace(result.norm, name="/model.norm")))
+    return replace(result, layers=(*layers * (loops - 1), *result.layers), numbers=tuple(range(count)) * loops)

@@ -28,10 +28,10 @@ def nemotron3_5_asr(config: Config) -> ModelSpec:
 
 
 def _build(config: Config, prompt: LanguagePrompt | None) -> ModelSpec:
-    head, said = build_transducer(config, ()), encoder_config(config)
-    ahead = integer(said, "default_num_lookahead_tokens", low=0, high=1 << 16, default=13)
-    before = integer(said, "sliding_window", high=1 << 16, default=71) - 1
-    encoder = fastconformer(said, LONGEST, head)
+    head, section = build_transducer(config, ()), encoder_config(config)
+    ahead = integer(section, "default_num_lookahead_tokens", low=0, high=1 << 16, default=13)
+    before = integer(section, "sliding_window", high=1 << 16, default=71) - 1
+    encoder = fastconformer(section, LONGEST, head)
     encoder = replace(
         encoder, causal=True, chunk=ahead + 1, chunks=before // (ahead + 1), prompt=prompt, frames=encoder.frames + 1
     )

@@ -64,13 +64,13 @@ def _kinds(config: Config) -> list[str]:
 def _read_kinds(config: Config, letters: str, listed: str) -> list[str]:
     """The kinds of layers by one of two keys: a pattern of letters, or a list."""
     if isinstance(config.get(listed), list):
-        known, said = KINDS, list(config[listed])
+        known, section = KINDS, list(config[listed])
     else:
-        known, said = LETTERS, list(text(config, letters, "")) if config.get(letters) is not None else []
-    odd = sorted({str(kind) for kind in said} - set(known))
+        known, section = LETTERS, list(text(config, letters, "")) if config.get(letters) is not None else []
+    odd = sorted({str(kind) for kind in section} - set(known))
     if odd:
         raise UnsupportedModelError(f"config.json: layers: unknown {odd[0]!r:.80}; supported: {', '.join(known)}")
-    return [known[kind] for kind in said]
+    return [known[kind] for kind in section]
 
 
 def _mamba(config: Config, e: float) -> Mamba2:
@@ -89,8 +89,8 @@ def _attention(config: Config, e: float) -> Mixer:
 
 
 def _mlp(config: Config, **more: Any) -> UngatedMLP:
-    said = {"act": _act(config), "bias": flag(config, "mlp_bias", False), "up": "up_proj", "down": "down_proj"}
-    return ungated_mlp(config, **({"name": "mixer"} | said | more))
+    section = {"act": _act(config), "bias": flag(config, "mlp_bias", False), "up": "up_proj", "down": "down_proj"}
+    return ungated_mlp(config, **({"name": "mixer"} | section | more))
 
 
 def _act(config: Config) -> str:

@@ -32,14 +32,14 @@ def nemotron_vl(config: Config) -> ModelSpec:
 
 def _tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """Omni models embed pairs of frames, unless the file names another number."""
-    around, said = outer_config(config), canonical_vision(vision_config(config))
-    said = {"video_temporal_patch_size": 2, **said} if "Omni" in architecture(config) else said
+    around, section = outer_config(config), canonical_vision(vision_config(config))
+    section = {"video_temporal_patch_size": 2, **section} if "Omni" in architecture(config) else section
     if text(around, "ps_version", "v2") != "v2":
         raise UnsupportedModelError("config.json: ps_version: this version only supports v2")
     merge = shuffle(around, "downsample_ratio")
-    wide, inner = size(said, "hidden_size", 1280) * merge**2, size(around, "projector_hidden_size", 4096)
+    wide, inner = size(section, "hidden_size", 1280) * merge**2, size(around, "projector_hidden_size", 4096)
     projector = ProjectorSpec(
         root=f"{BACKBONE}mlp1.", group=merge**2, after=(Norm("0", wide, 1e-5),),
         steps=(ProjectorLayer("1", wide, inner, False, "relu2"), ProjectorLayer("3", inner, hidden_size(config))),
     )  # fmt: skip
-    return radio(said, projector, normed=integer(config, "num_nextn_predict_layers", low=0, default=0) > 0)
+    return radio(section, projector, normed=integer(config, "num_nextn_predict_layers", low=0, default=0) > 0)

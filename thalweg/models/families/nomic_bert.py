@@ -67,8 +67,8 @@ def _dense(config: Config) -> FFN:
         if up != down:
             raise UnsupportedModelError("config.json: mlp_fc1_bias: must equal mlp_fc2_bias in a model without gates")
         return ungated_mlp(config, up="fc1", down="fc2", act=act(config, "activation_function", known=UNGATED), bias=up)
-    for key, said in (("mlp_fc1_bias", up), ("mlp_fc2_bias", down)):
-        if said:
+    for key, section in (("mlp_fc1_bias", up), ("mlp_fc2_bias", down)):
+        if section:
             raise UnsupportedModelError(f"config.json: {key}: biases of gated MLPs are not supported in this family")
     return mlp(config, gate="fc12", up="fc11", down="fc2", act=GATES.get(name) or act(config))
 

@@ -48,8 +48,8 @@ def post_normed(config: Config, **more: Any) -> Layer:
 
 def _rope(config: Config, kind: str) -> Rope:
     """One scaling for all layers, as files had it before transformers 5, is that of those that see everything."""
-    said = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if kind == "sliding_attention" and isinstance(said, dict) and not isinstance(said.get(kind), dict):
-        theta = real({**config, **said}, "rope_theta")
+    section = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if kind == "sliding_attention" and isinstance(section, dict) and not isinstance(section.get(kind), dict):
+        theta = real({**config, **section}, "rope_theta")
         config = {**config, "rope_scaling": None, "rope_parameters": {"rope_theta": theta}}
     return rope(config, head_size(config), kind=kind)

@@ -52,5 +52,5 @@ def _delta(config: Config) -> DeltaNet:
 
 def _turns(config: Config) -> bool:
     """A null means NoPE. An absent base is the class's default."""
-    said = config.get("rope_parameters")
-    return not (isinstance(said, dict) and said.get("rope_theta", 0) is None)
+    section = config.get("rope_parameters")
+    return not (isinstance(section, dict) and section.get("rope_theta", 0) is None)

@@ -17,9 +17,9 @@ def openai_gpt(config: Config) -> ModelSpec:
     name = text(config, "afn", "gelu")
     if name not in ACTIVATIONS:
         raise UnsupportedModelError(f"config.json: afn: unknown {name!r:.80}; supported: {', '.join(ACTIVATIONS)}")
-    made = gpt2({**config, "activation_function": ACTIVATIONS[name], "n_inner": None})
+    result = gpt2({**config, "activation_function": ACTIVATIONS[name], "n_inner": None})
     norms = Norms(mixer_sum=layer_norm(config, "ln_1"), ffn_sum=layer_norm(config, "ln_2"))
     return replace(
-        made, layers=tuple(replace(layer, norms=norms) for layer in made.layers), norm=None, embed="tokens_embed",
-        learned=tuple(replace(each, name="positions_embed") for each in made.learned),
+        result, layers=tuple(replace(layer, norms=norms) for layer in result.layers), norm=None, embed="tokens_embed",
+        learned=tuple(replace(each, name="positions_embed") for each in result.learned),
     )  # fmt: skip

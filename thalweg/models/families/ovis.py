@@ -25,17 +25,17 @@ def ovis(config: Config) -> ModelSpec:
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """The last layer's output is not normalised, though files contain the norm."""
-    said = vision_config(config)
-    if (kind := text(said, "model_type", "aimv2")) != "aimv2":
+    section = vision_config(config)
+    if (kind := text(section, "model_type", "aimv2")) != "aimv2":
         raise UnsupportedModelError(
             f"config.json: visual_tokenizer_config: backbone_config: model_type: {kind!r:.40}: only aimv2 is supported; "
             "--language-model-only serves the text part"
         )
-    made, unread = ovis2.tower(config)
-    each, bias = made.layers[0], flag(said, "use_bias", False)
+    result, unread = ovis2.tower(config)
+    each, bias = result.layers[0], flag(section, "use_bias", False)
     assert isinstance(each.mixer, Attention)
     assert isinstance(each.ffn, MLP)
-    first, second, embedded = each.norms.mixer, each.norms.ffn, made.embedded
+    first, second, embedded = each.norms.mixer, each.norms.ffn, result.embedded
     assert isinstance(first, Norm)
     assert isinstance(second, Norm)
     assert isinstance(embedded, Norm)
@@ -44,8 +44,8 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
         ffn=replace(each.ffn, name="mlp", gate="fc1", up="fc3", down="fc2", bias=bias),
         norms=Norms(mixer=replace(first, name="norm_1"), ffn=replace(second, name="norm_2")),
     )  # fmt: skip
-    made = replace(
-        made, layers=(each,) * len(made.layers), patch="preprocessor.patchifier.proj", layer="trunk.blocks.{}.", leave=None,
+    result = replace(
+        result, layers=(each,) * len(result.layers), patch="preprocessor.patchifier.proj", layer="trunk.blocks.{}.", leave=None,
         places="preprocessor.pos_embed", stacks=1, embedded=replace(embedded, name="preprocessor.patchifier.norm"),
     )  # fmt: skip
-    return made, (*unread, f"{ROOT}trunk.post_trunk_norm.")
+    return result, (*unread, f"{ROOT}trunk.post_trunk_norm.")

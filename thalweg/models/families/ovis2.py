@@ -23,37 +23,44 @@ def ovis2(config: Config) -> ModelSpec:
 
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    said = vision_config(config)
-    if (kind := text(said, "tokenize_function", "softmax")) != "softmax":
+    section = vision_config(config)
+    if (kind := text(section, "tokenize_function", "softmax")) != "softmax":
         raise UnsupportedModelError(f"config.json: vision_config: tokenize_function: {kind!r:.40}: only softmax is supported")
-    hidden, e, bias = size(said, "hidden_size", 1024), real(said, "rms_norm_eps", default=1e-5), flag(said, "qkv_bias", False)
-    side, patch = edge(said, "image_size", 224), edge(said, "patch_size", 14)
+    hidden, e, bias = (
+        size(section, "hidden_size", 1024),
+        real(section, "rms_norm_eps", default=1e-5),
+        flag(section, "qkv_bias", False),
+    )
+    side, patch = edge(section, "image_size", 224), edge(section, "patch_size", 14)
     each = Layer(
         sees_all(
-            size(said, "num_attention_heads", 8), hidden, bias=bias, out_bias=bias, name="attention", out="out_proj",
+            size(section, "num_attention_heads", 8), hidden, bias=bias, out_bias=bias, name="attention", out="out_proj",
         ),
         MLP(
-            inner=size(said, "intermediate_size", 2816), act=act(said, "hidden_act", "silu"), name="ffn",
-            bias=flag(said, "mlp_bias", False),
+            inner=size(section, "intermediate_size", 2816), act=act(section, "hidden_act", "silu"), name="ffn",
+            bias=flag(section, "mlp_bias", False),
         ),
         Norms(mixer=Norm("rms_norm1", hidden, e), ffn=Norm("rms_norm2", hidden, e)),
     )  # fmt: skip
     return VisionSpec(
-        hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 24), projector=_projector(config, said, hidden),
-        patch="transformer.embeddings.patch_embedding", kernel=(size(said, "num_channels", 3), patch, patch), patch_bias=True,
+        hidden=hidden, layers=(each,) * size(section, "num_hidden_layers", 24), projector=_projector(config, section, hidden),
+        patch="transformer.embeddings.patch_embedding", kernel=(size(section, "num_channels", 3), patch, patch),
+        patch_bias=True,
         root=ROOT, layer="transformer.encoder.layers.{}.", places="transformer.embeddings.position_embedding",
         rows=(side // patch) ** 2, embedded=Norm("transformer.embeddings.rms_norm", hidden, e),
-        leave=Norm("transformer.rms_norm", hidden, e), newline=f"model.{TABLE}", newlines=_indicators(said),
+        leave=Norm("transformer.rms_norm", hidden, e), newline=f"model.{TABLE}", newlines=_indicators(section),
     ), ()  # fmt: skip
 
 
-def _indicators(said: Config) -> TrailingRows:
+def _indicators(section: Config) -> TrailingRows:
     """The rows of the visual vocabulary for the tokens around tiles: its last."""
-    return TrailingRows(size(said, "vocab_size", 16_384), integer(said, "num_visual_indicator_tokens", high=64, default=5))
+    return TrailingRows(
+        size(section, "vocab_size", 16_384), integer(section, "num_visual_indicator_tokens", high=64, default=5)
+    )
 
 
-def _projector(config: Config, said: Config, hidden: int) -> ProjectorSpec:
-    rows, group = _indicators(said), size(said, "hidden_stride", 1) ** 2
+def _projector(config: Config, section: Config, hidden: int) -> ProjectorSpec:
+    rows, group = _indicators(section), size(section, "hidden_stride", 1) ** 2
     if rows.count >= rows.stored:
         raise CheckpointError("config.json: vision_config: num_visual_indicator_tokens: must be less than vocab_size")
     words = rows.stored - rows.count

@@ -32,31 +32,35 @@ def ovis2_5(config: Config) -> ModelSpec:
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """The last layer's output, without the norm behind it."""
-    said = vision_config(config)
-    hidden, patch, e = size(said, "hidden_size", 1024), size(said, "patch_size", 16), real(said, "layer_norm_eps", default=1e-6)
-    if said.get("fullatt_block_indexes") is not None or size(said, "temporal_patch_size", 1) != 1:
+    section = vision_config(config)
+    hidden, patch, e = (
+        size(section, "hidden_size", 1024),
+        size(section, "patch_size", 16),
+        real(section, "layer_norm_eps", default=1e-6),
+    )
+    if section.get("fullatt_block_indexes") is not None or size(section, "temporal_patch_size", 1) != 1:
         raise UnsupportedModelError(
             "config.json: vit_config: fullatt_block_indexes, temporal_patch_size: only null and 1 are supported"
         )
-    if not flag(said, "use_rope", True):
+    if not flag(section, "use_rope", True):
         raise UnsupportedModelError("config.json: vit_config: use_rope: false is not supported by this version")
     each = Layer(
         sees_all(
-            size(said, "num_attention_heads", 16), hidden, turned=True, bias=True, out_bias=True, out="out_proj"
+            size(section, "num_attention_heads", 16), hidden, turned=True, bias=True, out_bias=True, out="out_proj"
         ),
         UngatedMLP(
-            inner=size(said, "intermediate_size", 4096), bias=True, act=act(said, "hidden_act", "gelu_pytorch_tanh")
+            inner=size(section, "intermediate_size", 4096), bias=True, act=act(section, "hidden_act", "gelu_pytorch_tanh")
         ),
         Norms(mixer=LayerNorm("layer_norm1", hidden, e), ffn=LayerNorm("layer_norm2", hidden, e)),
     )  # fmt: skip
-    kernel = (size(said, "num_channels", 3), patch, patch)
-    flat = count_flat(said) > 0  # the convolution is stored as a matrix
-    whole = flag(said, "preserve_original_pe", True)
+    kernel = (size(section, "num_channels", 3), patch, patch)
+    flat = count_flat(section) > 0  # the convolution is stored as a matrix
+    whole = flag(section, "preserve_original_pe", True)
     return VisionSpec(
-        hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 24), projector=_projector(config, said, hidden),
+        hidden=hidden, layers=(each,) * size(section, "num_hidden_layers", 24), projector=_projector(config, section, hidden),
         patch="embeddings.patch_embedding", patch_bias=True, layer="encoder.layers.{}.",
         kernel=(prod(kernel),) if flat else kernel, places="embeddings.position_embedding" if whole else "",
-        rows=count_places(said) if whole else 0,
+        rows=count_places(section) if whole else 0,
         newline=f"model.{TABLE}", newlines=TrailingRows(_words(config), INDICATORS),
     ), ("model.vision_tower.post_layernorm.",)  # fmt: skip
 
@@ -65,8 +69,8 @@ def _words(config: Config) -> int:
     return integer(outer_config(config), "visual_vocab_size", low=INDICATORS + 1, high=1 << 24, default=65_536)
 
 
-def _projector(config: Config, said: Config, hidden: int) -> ProjectorSpec:
-    rows, group = _words(config), integer(said, "hidden_stride", high=16, default=2) ** 2
+def _projector(config: Config, section: Config, hidden: int) -> ProjectorSpec:
+    rows, group = _words(config), integer(section, "hidden_stride", high=16, default=2) ** 2
     words = rows - INDICATORS
     return ProjectorSpec(
         root="model.", group=group,

@@ -34,17 +34,17 @@ def paddleocr_vl(config: Config) -> ModelSpec:
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, **SIGLIP)
-    said = vision_config(config)
-    hidden, merge = size(said, "hidden_size", 1152), integer(said, "spatial_merge_size", default=2)
+    section = vision_config(config)
+    hidden, merge = size(section, "hidden_size", 1152), integer(section, "spatial_merge_size", default=2)
     wide = hidden * merge**2
     projector = ProjectorSpec(
         root=JOINS, group=merge**2, before=LayerNorm("pre_norm", hidden, 1e-5),
         steps=(ProjectorLayer("linear_1", wide, wide, True, "gelu"), ProjectorLayer("linear_2", wide, hidden_size(config),
         True)),
     )  # fmt: skip
-    made, _ = encoder(config, size(said, "num_hidden_layers", 27), projector, normed=True)
-    each = made.layers[0]
+    result, _ = encoder(config, size(section, "num_hidden_layers", 27), projector, normed=True)
+    each = result.layers[0]
     assert isinstance(each.mixer, Attention)
     turned = Rope({"rope_type": "default", "rope_theta": 1e4}, each.mixer.head_dim, 1, given=True)
     each = replace(each, mixer=replace(each.mixer, rope=turned))
-    return replace(made, root=ROOT, layers=(each,) * len(made.layers)), UNREAD
+    return replace(result, root=ROOT, layers=(each,) * len(result.layers)), UNREAD

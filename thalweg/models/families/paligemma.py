@@ -45,14 +45,14 @@ def read_text(config: Config, known: tuple[str, ...]) -> ModelSpec:
 
 def _vectors(config: Config) -> int:
     """Of one image."""
-    said = vision_config(with_defaults(config, **SIGLIP))
-    return (size(said, "image_size", 224) // size(said, "patch_size", 16)) ** 2
+    section = vision_config(with_defaults(config, **SIGLIP))
+    return (size(section, "image_size", 224) // size(section, "patch_size", 16)) ** 2
 
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """All layers, and the norm behind them."""
     config = with_defaults(config, **SIGLIP)
-    said = vision_config(config)
-    step = ProjectorLayer("linear", size(said, "hidden_size", 768), hidden_size(config), True)
+    section = vision_config(config)
+    step = ProjectorLayer("linear", size(section, "hidden_size", 768), hidden_size(config), True)
     projector = ProjectorSpec(root="model.multi_modal_projector.", steps=(step,))
-    return encoder(config, size(said, "num_hidden_layers", 12), projector, normed=True)
+    return encoder(config, size(section, "num_hidden_layers", 12), projector, normed=True)

@@ -60,12 +60,12 @@ def encoder_config(config: Config) -> dict[str, Any]:
     return found
 
 
-def fastconformer(said: Mapping[str, Any], seconds: float, head: TranscriptHead | None) -> FastConformerSpec:
+def fastconformer(section: Mapping[str, Any], seconds: float, head: TranscriptHead | None) -> FastConformerSpec:
     """seconds: of the longest clip."""
-    hidden, heads = _size(said, "hidden_size", 1024), _size(said, "num_attention_heads", 8)
-    stride, factor = _size(said, "subsampling_conv_stride", 2), _size(said, "subsampling_factor", 8)
+    hidden, heads = _size(section, "hidden_size", 1024), _size(section, "num_attention_heads", 8)
+    stride, factor = _size(section, "subsampling_conv_stride", 2), _size(section, "subsampling_factor", 8)
     halvings = next((n for n in range(1, 9) if stride**n == factor), 0)
-    taps, kernel = _size(said, "subsampling_conv_kernel_size", 3), _size(said, "conv_kernel_size", 9)
+    taps, kernel = _size(section, "subsampling_conv_kernel_size", 3), _size(section, "conv_kernel_size", 9)
     if hidden % heads or hidden % 2:
         raise CheckpointError(
             f"config.json: encoder_config: hidden_size ({hidden}) must be even, and a multiple of num_attention_heads ({heads})"
@@ -77,21 +77,21 @@ def fastconformer(said: Mapping[str, Any], seconds: float, head: TranscriptHead 
     if not taps % 2 or not kernel % 2:
         raise UnsupportedModelError("config.json: encoder_config: kernel sizes must be odd numbers")
     return FastConformerSpec(
-        bins=_size(said, "num_mel_bins", 80), hidden=hidden, layers=_size(said, "num_hidden_layers", 24), heads=heads,
-        inner=_size(said, "intermediate_size", 4096), act=act(said, "hidden_act", "silu"),
-        bias=flag(said, "attention_bias", True), kernel=kernel, conv_bias=flag(said, "convolution_bias", True),
-        channels=_size(said, "subsampling_conv_channels", 256), taps=taps, stride=stride, halvings=halvings,
-        scale=hidden**0.5 if flag(said, "scale_input", True) else 1.0, head=head,
+        bins=_size(section, "num_mel_bins", 80), hidden=hidden, layers=_size(section, "num_hidden_layers", 24), heads=heads,
+        inner=_size(section, "intermediate_size", 4096), act=act(section, "hidden_act", "silu"),
+        bias=flag(section, "attention_bias", True), kernel=kernel, conv_bias=flag(section, "convolution_bias", True),
+        channels=_size(section, "subsampling_conv_channels", 256), taps=taps, stride=stride, halvings=halvings,
+        scale=hidden**0.5 if flag(section, "scale_input", True) else 1.0, head=head,
         frames=int(seconds * RATE) // HOP // factor + 1,
     )  # fmt: skip
 
 
-def check_bins(made: FastConformerSpec) -> FastConformerSpec:
-    factor = made.stride**made.halvings
-    if made.bins % factor:
-        raise UnsupportedModelError(f"config.json: encoder_config: num_mel_bins ({made.bins}) must be a multiple of {factor}")
-    return made
+def check_bins(result: FastConformerSpec) -> FastConformerSpec:
+    factor = result.stride**result.halvings
+    if result.bins % factor:
+        raise UnsupportedModelError(f"config.json: encoder_config: num_mel_bins ({result.bins}) must be a multiple of {factor}")
+    return result
 
 
-def _size(said: Mapping[str, Any], key: str, default: int) -> int:
-    return integer(said, key, high=1 << 24, default=default)
+def _size(section: Mapping[str, Any], key: str, default: int) -> int:
+    return integer(section, key, high=1 << 24, default=default)

@@ -30,7 +30,7 @@ def pegasus_x(config: Config) -> ModelSpec:
         )  # fmt: skip
 
     sources = integer(config, "max_source_positions", high=rows, default=rows)
-    made = build(config, positions, pre=True, scale=True, logit_bias="", bias=False, reader=reader, sources=sources)
-    assert made.text is not None
-    layers = tuple(replace(each, norms=replace(each.norms, mixer=None)) for each in made.text.layers)
-    return replace(made, text=replace(made.text, layers=layers, globals=globals_))
+    result = build(config, positions, pre=True, scale=True, logit_bias="", bias=False, reader=reader, sources=sources)
+    assert result.text is not None
+    layers = tuple(replace(each, norms=replace(each.norms, mixer=None)) for each in result.text.layers)
+    return replace(result, text=replace(result.text, layers=layers, globals=globals_))

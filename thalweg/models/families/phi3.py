@@ -19,7 +19,9 @@ def phi3(config: Config) -> ModelSpec:
 
 def _as_named_now(config: Config) -> Config:
     """The first files of the family called longrope "su"."""
-    said = config.get("rope_scaling")
+    section = config.get("rope_scaling")
     return (
-        {**config, "rope_scaling": {**said, "type": "longrope"}} if isinstance(said, dict) and "su" in said.values() else config
+        {**config, "rope_scaling": {**section, "type": "longrope"}}
+        if isinstance(section, dict) and "su" in section.values()
+        else config
     )

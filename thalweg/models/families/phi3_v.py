@@ -25,9 +25,9 @@ GROUP = 4
 
 
 def phi3_v(config: Config) -> ModelSpec:
-    said = section(config, "embd_layer")
-    order, merged = text(said, "hd_transform_order", "sub_glb"), flag(said, "use_hd_transform", True)
-    if order != "sub_glb" or not merged or not flag(said, "with_learnable_separator", True):
+    settings = section(config, "embd_layer")
+    order, merged = text(settings, "hd_transform_order", "sub_glb"), flag(settings, "use_hd_transform", True)
+    if order != "sub_glb" or not merged or not flag(settings, "with_learnable_separator", True):
         raise UnsupportedModelError(
             "config.json: embd_layer: only use_hd_transform and with_learnable_separator in the order sub_glb are supported"
         )

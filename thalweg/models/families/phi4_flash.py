@@ -67,22 +67,27 @@ def _attention(config: Config, i: int, window: int, shared: int) -> Differential
         ),
         rope=None, fused="" if shared >= 0 else "Wqkv", reads=shared if shared >= 0 else None,
     )  # fmt: skip
-    said = {field.name: getattr(heads, field.name) for field in fields(Attention)}
+    section = {field.name: getattr(heads, field.name) for field in fields(Attention)}
     return DifferentialAttention(
-        **said, start=0.8 - 0.6 * math.exp(-0.3 * i), eps=SUBNORM_EPS, subnorm="subln", inside="inner_cross_attn.", pairs=True
+        **section,
+        start=0.8 - 0.6 * math.exp(-0.3 * i),
+        eps=SUBNORM_EPS,
+        subnorm="subln",
+        inside="inner_cross_attn.",
+        pairs=True,
     )
 
 
 def _windows(config: Config) -> list[int]:
     """Of each layer, 0 = none: `sliding_window` for all layers with attention of the first half, or a list."""
-    count, said = layer_count(config), config.get("sliding_window")
-    if isinstance(said, list):
-        if len(said) != count or not all(n is None or (type(n) is int and n > 0) for n in said):
+    count, section = layer_count(config), config.get("sliding_window")
+    if isinstance(section, list):
+        if len(section) != count or not all(n is None or (type(n) is int and n > 0) for n in section):
             raise CheckpointError(f"config.json: sliding_window: must be a list of {count} numbers, or null for no window")
-        if any(said[count // 2 + 1 :]):
+        if any(section[count // 2 + 1 :]):
             raise UnsupportedModelError(
                 "config.json: sliding_window: windows of the second half of the layers are not supported"
             )
-        return [n or 0 for n in said]
-    window = 0 if said is None else integer(config, "sliding_window")
+        return [n or 0 for n in section]
+    window = 0 if section is None else integer(config, "sliding_window")
     return [window if i % 2 and i < count // 2 else 0 for i in range(count)]

@@ -54,9 +54,9 @@ def phi4mm(config: Config) -> ModelSpec:
     """The authors' format, whose files have two adapters among the matrices. Neither is applied here: the same are in separate
     folders."""
     images = vision_config(config).get("image_embd_layer") if not is_blind(config) else {}
-    said = images if isinstance(images, dict) else {}
-    merged = flag(said, "use_hd_transform", True) and flag(said, "with_learnable_separator", True)
-    if text(said, "hd_transform_order", "sub_glb") != "sub_glb" or not merged:
+    section = images if isinstance(images, dict) else {}
+    merged = flag(section, "use_hd_transform", True) and flag(section, "with_learnable_separator", True)
+    if text(section, "hd_transform_order", "sub_glb") != "sub_glb" or not merged:
         raise UnsupportedModelError(
             "config.json: embd_layer: only use_hd_transform and with_learnable_separator in the order sub_glb are supported"
         )
@@ -67,19 +67,20 @@ def phi4mm(config: Config) -> ModelSpec:
 
 
 def _encoder(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    said = vision_config(config)
+    section = vision_config(config)
     hidden, layers, e = (
-        size(said, "hidden_size", 1152), size(said, "num_hidden_layers", 27), real(said, "layer_norm_eps", default=1e-6)
+        size(section, "hidden_size", 1152), size(section, "num_hidden_layers", 27),
+        real(section, "layer_norm_eps", default=1e-6)
     )  # fmt: skip
-    side, patch, out = edge(said, "image_size", 448), edge(said, "patch_size", 14), hidden_size(config)
-    last = integer(said, "feature_layer", low=-layers - 1, high=layers, default=-2)
+    side, patch, out = edge(section, "image_size", 448), edge(section, "patch_size", 14), hidden_size(config)
+    last = integer(section, "feature_layer", low=-layers - 1, high=layers, default=-2)
     run = last if last >= 0 else layers + 1 + last
     if not run or side // patch % 2:
         raise UnsupportedModelError("config.json: vision_config: feature_layer 0 and odd numbers of patches are not supported")
     each = Layer(
-        sees_all(size(said, "num_attention_heads", 16), hidden, bias=True, out_bias=True, out="out_proj"),
+        sees_all(size(section, "num_attention_heads", 16), hidden, bias=True, out_bias=True, out="out_proj"),
         UngatedMLP(
-            inner=size(said, "intermediate_size", 4304), bias=True, act=act(said, "hidden_act", "gelu_pytorch_tanh")
+            inner=size(section, "intermediate_size", 4304), bias=True, act=act(section, "hidden_act", "gelu_pytorch_tanh")
         ),
         Norms(mixer=LayerNorm("layer_norm1", hidden, e), ffn=LayerNorm("layer_norm2", hidden, e)),
     )  # fmt: skip
@@ -91,10 +92,10 @@ def _encoder(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
             ProjectorLayer("img_projection_down", out, out, True),
         ),
     )  # fmt: skip
-    made = VisionSpec(
+    result = VisionSpec(
         hidden=hidden, layers=(each,) * run, projector=projector, patch="embeddings.patch_embedding", patch_bias=True,
-        kernel=(size(said, "num_channels", 3), patch, patch), root=ROOT, layer="encoder.layers.{}.",
+        kernel=(size(section, "num_channels", 3), patch, patch), root=ROOT, layer="encoder.layers.{}.",
         places="embeddings.position_embedding", rows=(side // patch) ** 2, masked=True,
     )  # fmt: skip
     unread = (f"{ROOT}post_layernorm.", f"{ROOT}head.", *(f"{ROOT}encoder.layers.{i}." for i in range(run, layers)))
-    return made, unread
+    return result, unread

@@ -42,8 +42,8 @@ def plamo3(config: Config) -> ModelSpec:
 
 def _by_kind(config: Config) -> Config:
     """With `rope_parameters` by layer type, which files of transformers 5 have."""
-    said = config.get("rope_parameters")
-    if isinstance(said, dict) and FULL in said:
+    section = config.get("rope_parameters")
+    if isinstance(section, dict) and FULL in section:
         return config
     theta, factor = real(config, "rope_theta", 1, 1e12, default=1e6), real(config, "rope_scaling_factor", 1, 1e4, default=1.0)
     full: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}

@@ -60,7 +60,7 @@ def _heads(config: Config) -> dict[str, Any]:
 
 def dense_layers(config: Config) -> frozenset[int]:
     """Those that have a plain MLP whatever the others have."""
-    said = config.get("mlp_only_layers") or []
-    if not isinstance(said, list) or not all(isinstance(i, int) for i in said):
+    section = config.get("mlp_only_layers") or []
+    if not isinstance(section, list) or not all(isinstance(i, int) for i in section):
         raise CheckpointError("config.json: mlp_only_layers: must be a list of layer indices")
-    return frozenset(said)
+    return frozenset(section)

@@ -25,16 +25,16 @@ def qwen3_asr(config: Config) -> ModelSpec:
         spec = with_audio(qwen3_text.qwen3(multimodal.one_axis(config)), config, audio_encoders.qwen3)
         encoder = ("model.audio_tower.", "thinker.audio_tower.") if spec.audio is None else UNREAD
         return replace(spec, names=Names(replace=RENAMED, skip=(*SPEECH, *encoder)))
-    said = {**config, "tie_word_embeddings": flag(around, "tie_word_embeddings", True)}
-    return with_audio(multimodal.of_kind(said, "qwen3"), config, lambda c: audio_encoders.qwen3(c, within=False))
+    section = {**config, "tie_word_embeddings": flag(around, "tie_word_embeddings", True)}
+    return with_audio(multimodal.of_kind(section, "qwen3"), config, lambda c: audio_encoders.qwen3(c, within=False))
 
 
 def qwen3_asr_aligner(config: Config) -> ModelSpec:
     """A class per token, of which those of timestamp tokens count: the number of a segment of the audio."""
     around, spec = outer_config(config), qwen3_asr(config)
-    said: dict[str, Any] = {key: around[key] for key in ("id2label", "num_labels") if key in around}
+    section: dict[str, Any] = {key: around[key] for key in ("id2label", "num_labels") if key in around}
     if around.get(THINKER):
-        said = {"num_labels": integer(around, "classify_num", high=1 << 16, default=5000)}
-        return attach_tail(replace(spec, head="score"), token_classes(said, mode="last", bias=False, out="lm_head"))
+        section = {"num_labels": integer(around, "classify_num", high=1 << 16, default=5000)}
+        return attach_tail(replace(spec, head="score"), token_classes(section, mode="last", bias=False, out="lm_head"))
     bias = flag(around, "token_classification_bias", False)
-    return attach_tail(spec, token_classes(said, mode="last", bias=bias, out="score"))
+    return attach_tail(spec, token_classes(section, mode="last", bias=bias, out="score"))

@@ -63,57 +63,57 @@ def _with_shared(layer: Layer, config: Config, inner: int) -> Layer:
 
 
 def _thinker_width(config: Config, part: Mapping[str, Any]) -> int:
-    width, said = integer(config, THINKER_WIDTH), _size(part, "thinker_hidden_size", 2048)
-    if width != said:
-        raise CheckpointError(f"config.json: talker_config: thinker_hidden_size: must be {width}, the thinker's, not {said}")
+    width, section = integer(config, THINKER_WIDTH), _size(part, "thinker_hidden_size", 2048)
+    if width != section:
+        raise CheckpointError(f"config.json: talker_config: thinker_hidden_size: must be {width}, the thinker's, not {section}")
     return width
 
 
-def _predictor(said: Mapping[str, Any], books: int, outer: int) -> DepthSpec:
-    hidden, heads = _size(said, "hidden_size", 1024), _size(said, "num_attention_heads", 16)
-    kv, head_dim = _size(said, "num_key_value_heads", 8), _size(said, "head_dim", 128)
+def _predictor(section: Mapping[str, Any], books: int, outer: int) -> DepthSpec:
+    hidden, heads = _size(section, "hidden_size", 1024), _size(section, "num_attention_heads", 16)
+    kv, head_dim = _size(section, "num_key_value_heads", 8), _size(section, "head_dim", 128)
     for key, wanted in (("num_code_groups", books), ("hidden_size", outer)):
-        if said.get(key, wanted) != wanted:
-            raise CheckpointError(f"config.json: code_predictor_config: {key}: must be {wanted}, not {said[key]!r:.40}")
+        if section.get(key, wanted) != wanted:
+            raise CheckpointError(f"config.json: code_predictor_config: {key}: must be {wanted}, not {section[key]!r:.40}")
     if heads % kv:
         raise CheckpointError(f"config.json: code_predictor_config: {heads} heads do not share {kv} of keys and values")
-    if set(said.get("layer_types") or ["full_attention"]) != {"full_attention"}:
+    if set(section.get("layer_types") or ["full_attention"]) != {"full_attention"}:
         raise UnsupportedModelError("config.json: code_predictor_config: layer_types: only full_attention is supported")
     return DepthSpec(
-        books=books, codes=_size(said, "vocab_size", 2048), end=-1, outer=outer, hidden=hidden,
-        layers=_size(said, "num_hidden_layers", 5), heads=heads, kv_heads=kv, head_dim=head_dim,
-        inner=_size(said, "intermediate_size", 3072), act=act(said, "hidden_act", "silu"),
-        eps=real(said, "rms_norm_eps", default=1e-6), bias=flag(said, "attention_bias", False), inner_bias=False,
-        rope=rope({"max_position_embeddings": 32_768, "rope_theta": 1e4, **said}, head_dim),
+        books=books, codes=_size(section, "vocab_size", 2048), end=-1, outer=outer, hidden=hidden,
+        layers=_size(section, "num_hidden_layers", 5), heads=heads, kv_heads=kv, head_dim=head_dim,
+        inner=_size(section, "intermediate_size", 3072), act=act(section, "hidden_act", "silu"),
+        eps=real(section, "rms_norm_eps", default=1e-6), bias=flag(section, "attention_bias", False), inner_bias=False,
+        rope=rope({"max_position_embeddings": 32_768, "rope_theta": 1e4, **section}, head_dim),
         table=f"{PREDICTOR}model.codec_embedding.{{}}", root=f"{PREDICTOR}model.", head=f"{PREDICTOR}lm_head.{{}}",
         separate=True, projected=False, head_norms=True, top_k=TOP_K, top_p=TOP_P,
     )  # fmt: skip
 
 
-def _code2wav(said: Mapping[str, Any], books: int) -> Code2WavSpec:
-    hidden, heads = _size(said, "hidden_size", 1024), _size(said, "num_attention_heads", 16)
-    kv = _size(said, "num_key_value_heads", 16)
-    if hidden % heads or heads % kv or (said.get("head_dim") or hidden // heads) != hidden // heads:
+def _code2wav(section: Mapping[str, Any], books: int) -> Code2WavSpec:
+    hidden, heads = _size(section, "hidden_size", 1024), _size(section, "num_attention_heads", 16)
+    kv = _size(section, "num_key_value_heads", 16)
+    if hidden % heads or heads % kv or (section.get("head_dim") or hidden // heads) != hidden // heads:
         raise CheckpointError(f"config.json: code2wav_config: {heads} heads do not divide hidden_size ({hidden})")
-    if (found := _size(said, "num_quantizers", 16)) != books:
+    if (found := _size(section, "num_quantizers", 16)) != books:
         raise CheckpointError(f"config.json: code2wav_config: num_quantizers: must be {books}, not {found}")
     return Code2WavSpec(
-        books=books, codes=_size(said, "codebook_size", 2048), hidden=hidden, layers=_size(said, "num_hidden_layers", 8),
-        heads=heads, kv_heads=kv, inner=_size(said, "intermediate_size", 3072), act=act(said, "hidden_act", "silu"),
-        eps=real(said, "rms_norm_eps", default=1e-5), window=_size(said, "sliding_window", 72),
-        rope=rope({"max_position_embeddings": 8000, "rope_theta": 1e4, **said}, hidden // heads),
-        bias=flag(said, "attention_bias", False), ratios=_sizes(said, "upsampling_ratios", [2, 2]),
-        rates=_sizes(said, "upsample_rates", [8, 5, 4, 3]), channels=_size(said, "decoder_dim", 1536), most_frames=MOST,
+        books=books, codes=_size(section, "codebook_size", 2048), hidden=hidden, layers=_size(section, "num_hidden_layers", 8),
+        heads=heads, kv_heads=kv, inner=_size(section, "intermediate_size", 3072), act=act(section, "hidden_act", "silu"),
+        eps=real(section, "rms_norm_eps", default=1e-5), window=_size(section, "sliding_window", 72),
+        rope=rope({"max_position_embeddings": 8000, "rope_theta": 1e4, **section}, hidden // heads),
+        bias=flag(section, "attention_bias", False), ratios=_sizes(section, "upsampling_ratios", [2, 2]),
+        rates=_sizes(section, "upsample_rates", [8, 5, 4, 3]), channels=_size(section, "decoder_dim", 1536), most_frames=MOST,
         root=f"{ROOT}{CODEC}",
     )  # fmt: skip
 
 
-def _sizes(said: Mapping[str, Any], key: str, default: list[int]) -> tuple[int, ...]:
-    found = said.get(key) or default
+def _sizes(section: Mapping[str, Any], key: str, default: list[int]) -> tuple[int, ...]:
+    found = section.get(key) or default
     if not isinstance(found, list) or not all(type(n) is int and 0 < n < MOST for n in found):
         raise CheckpointError(f"config.json: code2wav_config: {key}: must be a list of positive integers, not {found!r:.80}")
     return tuple(found)
 
 
-def _size(said: Mapping[str, Any], key: str, default: int) -> int:
-    return integer(said, key, high=MOST, default=default)
+def _size(section: Mapping[str, Any], key: str, default: int) -> int:
+    return integer(section, key, high=MOST, default=default)

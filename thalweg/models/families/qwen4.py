@@ -37,9 +37,9 @@ def qwen4_exp(config: Config) -> ModelSpec:
     common: dict[str, Any] = {"streams": streams, "rank": integer(config, "hc_lowrank", default=320), "eps": e}
     moe = build_mixture(config)
     every = integer(config, "full_attention_interval", default=4)
-    said = config.get("layer_types")
-    if isinstance(said, list):  # published files name the attention as Qwen3.5's do
-        config = {**config, "layer_types": [INDEXED if kind == "full_attention" else kind for kind in said]}
+    section = config.get("layer_types")
+    if isinstance(section, list):  # published files name the attention as Qwen3.5's do
+        config = {**config, "layer_types": [INDEXED if kind == "full_attention" else kind for kind in section]}
     absent = [LINEAR if (i + 1) % every else INDEXED for i in range(count)]
     types = layer_types(config, absent, known=(LINEAR, INDEXED))
     inputs = _inputs(config, streams, types)
@@ -98,12 +98,12 @@ def _attention(config: Config) -> tuple[Mixer, ...]:
 
 def _inputs(config: Config, streams: int, types: Sequence[str]) -> dict[int, NGramInput]:
     """By layer. `ple_layer_ids` counts them from 1."""
-    said: Any = config.get("ple_layer_ids") or []
-    if not isinstance(said, list) or not all(isinstance(i, int) and 1 <= i <= len(types) for i in said):
+    section: Any = config.get("ple_layer_ids") or []
+    if not isinstance(section, list) or not all(isinstance(i, int) and 1 <= i <= len(types) for i in section):
         raise CheckpointError(f"config.json: ple_layer_ids: must be numbers of layers from 1 to {len(types)}")
-    if any(types[i - 1] != LINEAR for i in said):
+    if any(types[i - 1] != LINEAR for i in section):
         raise CheckpointError(f"config.json: ple_layer_ids: only layers of type {LINEAR} may have such inputs")
-    if not said:
+    if not section:
         return {}
     size, heads = integer(config, "ngram_size", low=2, high=16, default=3), integer(config, "heads_per_ngram", default=8)
     hidden, ends = hidden_size(config), config.get("eos_token_id")
@@ -122,5 +122,5 @@ def _inputs(config: Config, streams: int, types: Sequence[str]) -> dict[int, NGr
             parts=integer(config, "split_ngram_parts", high=1 << 16, default=512), vocab=integer(config, "vocab_size"),
             taps=integer(config, "ple_conv_kernel_size", default=4),
         )
-        for index, layer in enumerate(sorted({*said}))
+        for index, layer in enumerate(sorted({*section}))
     }  # fmt: skip

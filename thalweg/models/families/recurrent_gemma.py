@@ -19,8 +19,8 @@ def recurrent_gemma(config: Config) -> ModelSpec:
     heads, bias = integer(config, "num_attention_heads"), flag(config, "attention_bias", False)
     config = {"num_key_value_heads": heads, "partial_rotary_factor": 0.5, **config}
     activation = act(config, "hidden_activation", "gelu_pytorch_tanh")
-    said = config.get("block_types") or BLOCKS
-    if not isinstance(said, list | tuple) or not said or any(kind not in BLOCKS for kind in said):
+    section = config.get("block_types") or BLOCKS
+    if not isinstance(section, list | tuple) or not section or any(kind not in BLOCKS for kind in section):
         raise UnsupportedModelError(f"config.json: block_types: must be a list of {' and '.join(sorted({*BLOCKS}))}")
     mixers: dict[str, Attention | GatedRecurrence] = {
         "attention": attention(
@@ -34,7 +34,7 @@ def recurrent_gemma(config: Config) -> ModelSpec:
     }  # fmt: skip
     first, second = (Norm(name, hidden, e, offset=1.0) for name in ("temporal_pre_norm", "channel_pre_norm"))
     inner = mlp(config, inner=integer(config, "intermediate_size") // 2, act=activation, bias=True, name="mlp_block")
-    kinds = islice(cycle(said), layer_count(config))
+    kinds = islice(cycle(section), layer_count(config))
     return decoder(
         config, [Layer(mixers[kind], inner, Norms(mixer=first, ffn=second)) for kind in kinds],
         norm=Norm("final_norm", hidden, e, offset=1.0), tied=flag(config, "tie_word_embeddings", True),

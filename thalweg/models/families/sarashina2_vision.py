@@ -21,7 +21,7 @@ def sarashina2_vision(config: Config) -> ModelSpec:
 
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    made, unread = qwen2_vl(config)
-    *steps, last = made.projector.steps
+    result, unread = qwen2_vl(config)
+    *steps, last = result.projector.steps
     last = replace(last, norm=LayerNorm("norm", hidden_size(config), EPS))
-    return replace(made, projector=replace(made.projector, steps=(*steps, last))), unread
+    return replace(result, projector=replace(result.projector, steps=(*steps, last))), unread

@@ -34,10 +34,10 @@ def sew_d(config: Config) -> ModelSpec:
     if config.get("conv_kernel_size"):
         raise UnsupportedModelError("config.json: conv_kernel_size: a convolution behind the first layer is not supported")
     kind = text(config, "hidden_act", "gelu")
-    made = wav2vec.sew(
+    result = wav2vec.sew(
         {**config, "hidden_act": LIKE.get(kind, kind), "layer_norm_eps": real(config, "layer_norm_eps", default=1e-7)}
     )
-    old = made.audio
+    old = result.audio
     assert isinstance(old, Wav2VecSpec)
     longest = integer(config, "max_relative_positions", low=-1, high=1 << 20, default=-1)
     longest = longest if longest >= 1 else integer(config, "max_position_embeddings", low=2, high=1 << 20, default=512)
@@ -47,5 +47,5 @@ def sew_d(config: Config) -> ModelSpec:
         "root": "sew_d.", "samples": replace(old.samples, eps=eps),
     }  # fmt: skip
     encoder = DisentangledClipSpec(**kept, places_reach=buckets or longest, buckets_each=buckets, longest=longest)
-    skip = tuple(name.replace("sew.", "sew_d.") for name in made.names.skip)
-    return replace(made, audio=encoder, names=Names(skip=skip, inside=(*INSIDE, *made.names.inside)))
+    skip = tuple(name.replace("sew.", "sew_d.") for name in result.names.skip)
+    return replace(result, audio=encoder, names=Names(skip=skip, inside=(*INSIDE, *result.names.inside)))

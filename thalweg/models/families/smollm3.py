@@ -27,9 +27,9 @@ def smollm3(config: Config) -> ModelSpec:
 def _turns(config: Config) -> list[bool]:
     """`no_rope_layers` for each layer: 1 means that the layer has RoPE."""
     layers, every = layer_count(config), integer(config, "no_rope_layer_interval", default=4)
-    said = config.get("no_rope_layers")
-    if said is None:
+    section = config.get("no_rope_layers")
+    if section is None:
         return [(i + 1) % every != 0 for i in range(layers)]
-    if not isinstance(said, list) or len(said) < layers or not all(n in (0, 1) for n in said):
+    if not isinstance(section, list) or len(section) < layers or not all(n in (0, 1) for n in section):
         raise CheckpointError(f"config.json: no_rope_layers: must be a list of {layers} zeros and ones, one per layer")
-    return [bool(n) for n in said[:layers]]
+    return [bool(n) for n in section[:layers]]

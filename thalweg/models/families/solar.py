@@ -18,27 +18,27 @@ WEIGHTS = [0.9, 0.8]
 
 
 def solar(config: Config) -> ModelSpec:
-    count, made = layer_count(config), llama(config)
+    count, result = layer_count(config), llama(config)
     saves, reads = ([_numbers(config, key, count) for key in keys] for keys in (SAVES, READS))
     for place, numbers in enumerate(reads):
         if numbers and (not saves[place] or min(numbers) < min(saves[place])):
             raise CheckpointError(
                 f"config.json: {READS[place]}: layer {min(numbers)} reads what no layer of {SAVES[place]} saves"
             )
-    said = WEIGHTS if config.get("bskcn_tv") is None else config["bskcn_tv"]
-    if not isinstance(said, list) or len(said) != 2:
+    section = WEIGHTS if config.get("bskcn_tv") is None else config["bskcn_tv"]
+    if not isinstance(section, list) or len(section) != 2:
         raise CheckpointError("config.json: bskcn_tv: must be two numbers")
-    weight = real({"bskcn_tv": said[1]}, "bskcn_tv", 0, 1)
-    layers = list(made.layers)
+    weight = real({"bskcn_tv": section[1]}, "bskcn_tv", 0, 1)
+    layers = list(result.layers)
     for i in range(count):
         here = [tuple(place for place in (0, 1) if i in each[place]) for each in (saves, reads)]
         if any(here):
             layers[i] = replace(layers[i], around=StreamSkip(saves=here[0], reads=here[1], weight=weight))
-    return replace(made, layers=tuple(layers))
+    return replace(result, layers=tuple(layers))
 
 
 def _numbers(config: Config, key: str, count: int) -> tuple[int, ...]:
-    said = ABSENT[key] if config.get(key) is None else config[key]
-    if not isinstance(said, list):
+    section = ABSENT[key] if config.get(key) is None else config[key]
+    if not isinstance(section, list):
         raise CheckpointError(f"config.json: {key}: must be a list of layer numbers")
-    return tuple(integer({key: n}, key, low=0, high=count - 1) for n in said)
+    return tuple(integer({key: n}, key, low=0, high=count - 1) for n in section)

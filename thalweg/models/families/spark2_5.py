@@ -32,11 +32,11 @@ def spark2_5(config: Config) -> ModelSpec:
 
 def _attention(config: Config, kind: str) -> Attention:
     dim = head_size(config)
-    made = attention(
+    result = attention(
         config, head_dim=dim, rope=rope(config, dim, kind=kind, partial=True), gate="g_proj", gate_heads=True, out="out_proj",
         window=integer(config, "sliding_window") if kind == WINDOW else 0,
     )  # fmt: skip
-    q, k = made.heads * dim, made.kv_heads * dim
+    q, k = result.heads * dim, result.kv_heads * dim
     every = q + 2 * k
     rows = Rows("q_k_v_proj", 0, q, every), Rows("q_k_v_proj", q, k, every), Rows("q_k_v_proj", q + k, k, every)
-    return replace(made, rows=rows)
+    return replace(result, rows=rows)

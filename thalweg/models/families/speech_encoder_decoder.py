@@ -23,16 +23,16 @@ LONGEST = 3000
 
 
 def speech_encoder_decoder(config: Config) -> ModelSpec:
-    said = outer_config(config).get("audio_config")
-    if not isinstance(said, dict):
+    section = outer_config(config).get("audio_config")
+    if not isinstance(section, dict):
         raise CheckpointError("config.json: encoder: missing")
-    ear, kind = text(said, "model_type", "wav2vec2"), text(config, "model_type", "mbart")
+    ear, kind = text(section, "model_type", "wav2vec2"), text(config, "model_type", "mbart")
     if (ear, kind) != ("wav2vec2", "mbart"):
         raise UnsupportedModelError(
             f"config.json: encoder and decoder: {ear!r:.40} and {kind!r:.40} are not supported; wav2vec2 and mbart are"
         )
     hidden = hidden_size(config)
-    source = _source(said, config, hidden)
+    source = _source(section, config, hidden)
     layers = decoder_layers(config, True, sources=source.sources, width=hidden)
     rows = integer(config, "max_position_embeddings", high=1 << 16, default=1024) + FIRST
     skip = ("encoder.masked_spec_embed", "encoder.encoder.pos_conv_embed.batch_norm.num_batches_tracked")
@@ -47,24 +47,24 @@ def speech_encoder_decoder(config: Config) -> ModelSpec:
     )  # fmt: skip
 
 
-def _source(said: dict[str, Any], config: Config, hidden: int) -> Wav2VecSource:
+def _source(section: dict[str, Any], config: Config, hidden: int) -> Wav2VecSource:
     """hidden: of the decoder."""
     sizes = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "vocab_size": 32}
-    made = wav2vec2({**sizes, **said, "add_adapter": False}).audio
-    assert isinstance(made, Wav2VecSpec)
-    inside = made.hidden
-    outputs = integer(said, "output_hidden_size", high=1 << 20, default=inside)
+    result = wav2vec2({**sizes, **section, "add_adapter": False}).audio
+    assert isinstance(result, Wav2VecSpec)
+    inside = result.hidden
+    outputs = integer(section, "output_hidden_size", high=1 << 20, default=inside)
     if outputs != inside:
         raise UnsupportedModelError(f"config.json: encoder: output_hidden_size: must be hidden_size, {inside}")
     width = config.get("cross_attention_hidden_size")
     if width not in (None, hidden) or (width is not None and inside != hidden):
         raise UnsupportedModelError(f"config.json: decoder: cross_attention_hidden_size: {width!r:.20} is not supported")
-    encoder = replace(made, root=ROOT, head=None)
+    encoder = replace(result, root=ROOT, head=None)
     found = Wav2VecSource(
         sources=0, hidden=hidden, layers=(), norm=LayerNorm("", hidden, EPS), longest=LONGEST, encoder=encoder,
-        convs=integer(said, "num_adapter_layers", high=100, default=3) if flag(said, "add_adapter", False) else 0,
-        taps=integer(said, "adapter_kernel_size", high=1 << 8, default=3),
-        stride=integer(said, "adapter_stride", high=16, default=2),
+        convs=integer(section, "num_adapter_layers", high=100, default=3) if flag(section, "add_adapter", False) else 0,
+        taps=integer(section, "adapter_kernel_size", high=1 << 8, default=3),
+        stride=integer(section, "adapter_stride", high=16, default=2),
         projection="" if inside == hidden else "model.enc_to_dec_proj",
     )  # fmt: skip
     return replace(found, sources=found.count_sources(encoder.frames))

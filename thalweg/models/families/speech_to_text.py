@@ -26,10 +26,10 @@ def speech_to_text(config: Config) -> ModelSpec:
         raise UnsupportedModelError("config.json: pad_token_id: only 1 is supported, because positions follow it")
     if integer(config, "input_channels", default=1) != 1:
         raise UnsupportedModelError("config.json: input_channels: only 1 is supported")
-    said = {"activation_function": "relu", **config}
+    section = {"activation_function": "relu", **config}
     scale = hidden**0.5 if flag(config, "scale_embedding", True) else 1.0
-    encoder = _encoder(said, hidden, scale)
-    layers = bart.decoder_layers(said, True, width=hidden, sources=encoder.sources)
+    encoder = _encoder(section, hidden, scale)
+    layers = bart.decoder_layers(section, True, width=hidden, sources=encoder.sources)
     rows = FIRST + integer(config, "max_position_embeddings", high=1 << 16)
     return ModelSpec(
         vocab=integer(config, "vocab_size"), hidden=hidden, layers=layers, numbers=tuple(i // 2 for i in range(len(layers))),

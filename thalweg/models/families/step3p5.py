@@ -27,10 +27,10 @@ def step3p5(config: Config) -> ModelSpec:
     config = {"rms_norm_eps": 1e-5, **config}
     count, offset = layer_count(config), 1.0 if flag(config, "zero_centered", True) else 0.0
     hidden, e = hidden_size(config), eps(config)
-    said = _each(config, "layer_types", None) if config.get("layer_types") else []
-    kinds = layer_types({**config, "layer_types": said[:count] or None}, ([WINDOW, FULL] * count)[:count])
+    section = _each(config, "layer_types", None) if config.get("layer_types") else []
+    kinds = layer_types({**config, "layer_types": section[:count] or None}, ([WINDOW, FULL] * count)[:count])
     predicts = integer(config, "num_nextn_predict_layers", low=0, default=0) > 0
-    modules = [kind for kind in said[count : count + predicts] if kind in (WINDOW, FULL)]
+    modules = [kind for kind in section[count : count + predicts] if kind in (WINDOW, FULL)]
     first, second = (Norm(name, hidden, e, offset) for name in ("input_layernorm", "post_attention_layernorm"))
     mixed, layers = _mixtures(config), []
     for i, kind in enumerate([*kinds, *modules]):
@@ -117,7 +117,7 @@ def _attention(config: Config, layer: int, kind: str, norm: HeadNorm) -> Attenti
         "rope_scaling": config.get("rope_scaling") if not only or kind in only else None,
     }  # fmt: skip
     head_dim = integer(read, "head_dim", default=128)
-    made = attention(
+    result = attention(
         read, head_dim=head_dim, rope=rope(read, head_dim, partial=True), norm=norm,
         window=integer(config, "sliding_window", default=512) if kind == WINDOW else 0,
         bias=flag(config, "attention_bias", False), gate="g_proj" if flag(config, "use_head_wise_attn_gate", True) else "",
@@ -125,7 +125,7 @@ def _attention(config: Config, layer: int, kind: str, norm: HeadNorm) -> Attenti
     )  # fmt: skip
     if not _of(config, "use_rope_layers", True, layer):
         raise UnsupportedModelError("config.json: use_rope_layers: this version tells positions on all layers of this family")
-    return made
+    return result
 
 
 def _moe(config: Config, routed: float, shared: float) -> MoE:
@@ -144,35 +144,35 @@ def _moe(config: Config, routed: float, shared: float) -> MoE:
 
 def _mixtures(config: Config) -> set[int]:
     """`moe_layers_enum`, numbers between commas; absent = all but the first."""
-    said = text(config, "moe_layers_enum", ",".join(map(str, range(1, layer_count(config)))))
-    numbers = [n.strip() for n in said.split(",") if n.strip()]
+    section = text(config, "moe_layers_enum", ",".join(map(str, range(1, layer_count(config)))))
+    numbers = [n.strip() for n in section.split(",") if n.strip()]
     if not all(n.isdecimal() for n in numbers):
-        raise CheckpointError(f"config.json: moe_layers_enum: must be layer numbers between commas, not {said!r:.80}")
+        raise CheckpointError(f"config.json: moe_layers_enum: must be layer numbers between commas, not {section!r:.80}")
     return set(map(int, numbers))
 
 
 def _list(config: Config, key: str) -> list[Any]:
-    said = config.get(key)
-    return said if isinstance(said, list) else []
+    section = config.get(key)
+    return section if isinstance(section, list) else []
 
 
 def _each(config: Config, key: str, absent: Any) -> list[Any]:
     """A value for each layer: of a list, which may go on with the layers that predict further tokens, or one for all."""
-    said, count = config.get(key), layer_count(config)
-    if isinstance(said, list) and said:
-        if len(said) < count:
+    section, count = config.get(key), layer_count(config)
+    if isinstance(section, list) and section:
+        if len(section) < count:
             raise CheckpointError(f"config.json: {key}: must be a list of {count} or more values, one per layer")
-        return said
-    return [absent if said in (None, []) else said] * count
+        return section
+    return [absent if section in (None, []) else section] * count
 
 
 def _of(config: Config, key: str, absent: Any, layer: int) -> Any:
     """The value of a layer. `absent` where the list ends before it."""
-    said = config.get(key)
+    section = config.get(key)
     values = _each(config, key, absent)
     if layer < len(values):
         return values[layer]
-    return absent if isinstance(said, list) or said is None else said
+    return absent if isinstance(section, list) or section is None else section
 
 
 def _limit(config: Config, key: str, layer: int) -> float:

@@ -18,10 +18,10 @@ def step_vl(config: Config) -> ModelSpec:
     spec = of_kind(config, "qwen3", ("qwen3",))
     if is_blind(config):
         return seeing(spec, config, step3, replace=NAMES, skip=UNSEEN)
-    said = vision_config(config)
+    section = vision_config(config)
     for key, value in FLAGS.items():
-        if flag(said, key, value) != value:
+        if flag(section, key, value) != value:
             raise UnsupportedModelError(f"config.json: vision_config: {key}: only {str(value).lower()} is supported")
-    if said.get("ls_init_value", 0.1) is None:
+    if section.get("ls_init_value", 0.1) is None:
         raise UnsupportedModelError("config.json: vision_config: ls_init_value: a number is required")
     return seeing(spec, config, step3, replace=NAMES, inside=INSIDE)

@@ -54,12 +54,12 @@ def umt5_encoder(config: Config) -> ModelSpec:
 
 
 def _ffn(config: Config, side: str, layer: int, place: int) -> FFN:
-    said, inner, name = text(config, "feed_forward_proj", "relu"), integer(config, "d_ff", high=1 << 24), "DenseReluDense"
-    gated, act = said.startswith("gated-"), said.removeprefix("gated-")
+    section, inner, name = text(config, "feed_forward_proj", "relu"), integer(config, "d_ff", high=1 << 24), "DenseReluDense"
+    gated, act = section.startswith("gated-"), section.removeprefix("gated-")
     known = ACTIVATIONS if gated else UNGATED
-    act = "gelu_new" if said == "gated-gelu" else act
+    act = "gelu_new" if section == "gated-gelu" else act
     if act not in known:
-        raise UnsupportedModelError(f"config.json: feed_forward_proj: unknown {said!r:.80}; supported: {', '.join(known)}")
+        raise UnsupportedModelError(f"config.json: feed_forward_proj: unknown {section!r:.80}; supported: {', '.join(known)}")
     at = f"layer.{place}.{name}"
     if gated:
         return MLP(inner=inner, act=known[act], name=at, gate="wi_0", up="wi_1", down="wo")

@@ -10,8 +10,8 @@ from thalweg.models.spec import ModelSpec
 
 
 def teleflm(config: Config) -> ModelSpec:
-    made = llama(config)
+    result = llama(config)
     if not flag(config, "use_mup", False):
-        return made
+        return result
     scale = real(config, "output_mult", 1e-9, 1e9, default=1.0) / real(config, "mup_scale_factor", 1e-9, 1e9, default=1.0)
-    return replace(made, embed_scale=real(config, "input_mult", 1e-9, 1e9, default=1.0), logit_scale=scale)
+    return replace(result, embed_scale=real(config, "input_mult", 1e-9, 1e9, default=1.0), logit_scale=scale)

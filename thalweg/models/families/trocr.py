@@ -48,26 +48,26 @@ def vision_encoder_decoder(config: Config) -> ModelSpec:
 
 
 def _encoder(config: Config, learned: tuple[str, ...]) -> PatchSource:
-    said = vision_config(config)
-    hidden, e = size(said, "hidden_size", 768), real(said, "layer_norm_eps", default=1e-12)
-    side, patch = edge(said, "image_size", 224), edge(said, "patch_size", 16)
-    bias, width = flag(said, "qkv_bias", True), config.get("cross_attention_hidden_size")
+    section = vision_config(config)
+    hidden, e = size(section, "hidden_size", 768), real(section, "layer_norm_eps", default=1e-12)
+    side, patch = edge(section, "image_size", 224), edge(section, "patch_size", 16)
+    bias, width = flag(section, "qkv_bias", True), config.get("cross_attention_hidden_size")
     if width not in (None, hidden):
         raise CheckpointError(f"config.json: decoder: cross_attention_hidden_size: {width!r:.20} must be {hidden}")
     projects = width is None and hidden != hidden_size(config)
     each = Layer(
         sees_all(
-            size(said, "num_attention_heads", 12), hidden, bias=bias, out_bias=True, name="attention",
+            size(section, "num_attention_heads", 12), hidden, bias=bias, out_bias=True, name="attention",
             parts=("attention.query", "attention.key", "attention.value"), out="output.dense",
         ),
         UngatedMLP(
-            inner=size(said, "intermediate_size", 3072), bias=True, act=act(said, "hidden_act", "gelu"), name="",
+            inner=size(section, "intermediate_size", 3072), bias=True, act=act(section, "hidden_act", "gelu"), name="",
             up="intermediate.dense", down="output.dense",
         ),
         Norms(mixer=LayerNorm("layernorm_before", hidden, e), ffn=LayerNorm("layernorm_after", hidden, e)),
     )  # fmt: skip
     return PatchSource(
-        side=side // patch, kernel=(size(said, "num_channels", 3), patch, patch), hidden=hidden,
-        layers=(each,) * size(said, "num_hidden_layers", 12), learned=learned, norm=LayerNorm("layernorm", hidden, e),
+        side=side // patch, kernel=(size(section, "num_channels", 3), patch, patch), hidden=hidden,
+        layers=(each,) * size(section, "num_hidden_layers", 12), learned=learned, norm=LayerNorm("layernorm", hidden, e),
         projector="model.enc_to_dec_proj" if projects else "", outputs=hidden_size(config) if projects else hidden,
     )  # fmt: skip

@@ -17,21 +17,25 @@ def video_llama_3(config: Config) -> ModelSpec:
 
 
 def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    said = vision_config(config)
-    hidden, patch, e = size(said, "hidden_size", 768), size(said, "patch_size", 16), real(said, "layer_norm_eps", default=1e-6)
+    section = vision_config(config)
+    hidden, patch, e = (
+        size(section, "hidden_size", 768),
+        size(section, "patch_size", 16),
+        real(section, "layer_norm_eps", default=1e-6),
+    )
     heads = sees_all(
-        size(said, "num_attention_heads", 12), hidden, turned=True, bias=True, out_bias=True, out="out_proj"
+        size(section, "num_attention_heads", 12), hidden, turned=True, bias=True, out_bias=True, out="out_proj"
     )  # fmt: skip
-    gelu = act(said, "hidden_act", "gelu_pytorch_tanh")
+    gelu = act(section, "hidden_act", "gelu_pytorch_tanh")
     each = Layer(
-        heads, UngatedMLP(inner=size(said, "intermediate_size", 3072), bias=True, act=gelu),
+        heads, UngatedMLP(inner=size(section, "intermediate_size", 3072), bias=True, act=gelu),
         Norms(mixer=LayerNorm("layer_norm1", hidden, e), ffn=LayerNorm("layer_norm2", hidden, e)),
     )  # fmt: skip
     out = hidden_size(config)
     steps = (ProjectorLayer("readout.0", hidden, out, True, "gelu"), ProjectorLayer("readout.2", out, out, True))
     return VisionSpec(
-        hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 12), patch="embeddings.patch_embedding",
-        patch_bias=True, kernel=(size(said, "num_channels", 3), patch, patch), layer="encoder.layers.{}.",
+        hidden=hidden, layers=(each,) * size(section, "num_hidden_layers", 12), patch="embeddings.patch_embedding",
+        patch_bias=True, kernel=(size(section, "num_channels", 3), patch, patch), layer="encoder.layers.{}.",
         leave=LayerNorm("post_layernorm", hidden, e),
         projector=ProjectorSpec(root="model.multi_modal_projector.", steps=steps),
     ), ()  # fmt: skip

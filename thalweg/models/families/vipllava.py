@@ -22,7 +22,7 @@ def tower(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     config = with_defaults(config, patch_size=14)
     around = outer_config(config)
     read = around.get("vision_feature_layer", around.get("vision_feature_layers", LAYERS))
-    made, unread = features({**config, BESIDE: {**around, "vision_feature_layer": read}}, 24, -2)
+    result, unread = features({**config, BESIDE: {**around, "vision_feature_layer": read}}, 24, -2)
     e = real(around, "projector_layernorm_eps", 0, 1, default=1e-5)
-    norm = LayerNorm("projector_layernorm", made.projector.steps[0].inputs, e)
-    return replace(made, projector=replace(made.projector, after=(norm,))), unread
+    norm = LayerNorm("projector_layernorm", result.projector.steps[0].inputs, e)
+    return replace(result, projector=replace(result.projector, after=(norm,))), unread

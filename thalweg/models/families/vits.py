@@ -29,7 +29,7 @@ def vits(config: Config) -> ModelSpec:
     if (channels := config.get("depth_separable_channels")) not in (None, 2):
         raise UnsupportedModelError(f"config.json: depth_separable_channels: only 2 is supported, not {channels!r:.40}")
     vocoder, rate = _vocoder(config, flow), real(config, "sampling_rate", 1000, 768_000, default=16_000)
-    made = VitsSpec(
+    result = VitsSpec(
         vocab=vocab, hidden=hidden, layers=_size(config, "num_hidden_layers", 6), heads=heads,
         window=_size(config, "window_size", 4), bias=flag(config, "use_bias", True), inner=_size(config, "ffn_dim", 768),
         inner_kernel=_size(config, "ffn_kernel_size", 3), act=act(config, "hidden_act", "relu"),
@@ -48,13 +48,13 @@ def vits(config: Config) -> ModelSpec:
         duration_noise=real(config, "noise_scale_duration", 0, 1e2, default=0.8),
         most_frames=int(LONGEST * rate) // vocoder.hop,
     )  # fmt: skip
-    if not made.duration_kernel % 2 or made.duration_bins >= 1000:
+    if not result.duration_kernel % 2 or result.duration_bins >= 1000:
         raise UnsupportedModelError("config.json: duration_predictor_kernel_size must be odd, and ..._flow_bins below 1000")
     if speakers > 1 and not stored:
         raise CheckpointError(f"config.json: speaker_embedding_size: {speakers} speakers need vectors; it is 0")
     return ModelSpec(
-        vocab=vocab, hidden=1, layers=(), norm=None, root="", embed="", voice=made,
-        names=Names(skip=tuple(unused_names(made, stored > 0)), inside=OLD_NAMES),
+        vocab=vocab, hidden=1, layers=(), norm=None, root="", embed="", voice=result,
+        names=Names(skip=tuple(unused_names(result, stored > 0)), inside=OLD_NAMES),
         pooling=Pooling("last", activate=False, speaks=True),
     )  # fmt: skip
 
@@ -62,13 +62,13 @@ def vits(config: Config) -> ModelSpec:
 def _vocoder(config: Config, flow: int) -> VocoderSpec:
     rates, kernels = _sizes(config, "upsample_rates", (8, 8, 2, 2)), _sizes(config, "upsample_kernel_sizes", (16, 16, 4, 4))
     blocks = _sizes(config, "resblock_kernel_sizes", (3, 7, 11))
-    said: Any = config.get("resblock_dilation_sizes") or [[1, 3, 5]] * 3
-    if not isinstance(said, list) or len(said) != len(blocks) or len(rates) != len(kernels):
+    section: Any = config.get("resblock_dilation_sizes") or [[1, 3, 5]] * 3
+    if not isinstance(section, list) or len(section) != len(blocks) or len(rates) != len(kernels):
         raise CheckpointError(
             "config.json: upsample_rates and upsample_kernel_sizes, resblock_kernel_sizes and resblock_dilation_sizes: must be "
             "lists of equal length"
         )
-    steps = tuple(_sizes({"resblock_dilation_sizes": each}, "resblock_dilation_sizes", ()) for each in said)
+    steps = tuple(_sizes({"resblock_dilation_sizes": each}, "resblock_dilation_sizes", ()) for each in section)
     channels = _size(config, "upsample_initial_channel", 512)
     if channels % (1 << len(rates)):
         raise CheckpointError(f"config.json: upsample_initial_channel ({channels}) must be divisible by 2**{len(rates)}")

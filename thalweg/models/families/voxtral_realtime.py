@@ -39,20 +39,24 @@ def _delay(layer: Layer, delay: int) -> Layer:
 
 
 def _encoder(config: Config) -> CausalAudioSpec:
-    said, around = audio_config(config), outer_config(config)
-    hidden, head_dim = size(said, "hidden_size", 1280), size({**said, "head_dim": said.get("head_dim") or 64}, "head_dim", 64)
-    heads, group, text = size(said, "num_attention_heads", 32), size(around, "downsample_factor", GROUP), hidden_size(config)
-    if size(said, "num_key_value_heads", heads) != heads:
+    section, around = audio_config(config), outer_config(config)
+    hidden, head_dim = (
+        size(section, "hidden_size", 1280),
+        size({**section, "head_dim": section.get("head_dim") or 64}, "head_dim", 64),
+    )
+    heads, group, text = size(section, "num_attention_heads", 32), size(around, "downsample_factor", GROUP), hidden_size(config)
+    if size(section, "num_key_value_heads", heads) != heads:
         raise UnsupportedModelError("config.json: audio_config: num_key_value_heads: must be num_attention_heads")
     if size(around, "audio_length_per_tok", 2 * GROUP) != 2 * group:
         raise CheckpointError(f"config.json: audio_length_per_tok: must be twice downsample_factor, {2 * group}")
-    rope = {k: v for k, v in rope_parameters(said).items() if k != "partial_rotary_factor" or v != 1}
+    rope = {k: v for k, v in rope_parameters(section).items() if k != "partial_rotary_factor" or v != 1}
     rope_type(rope, head_dim)
     name = "multi_modal_projector.linear_"
     return CausalAudioSpec(
-        bins=size(said, "num_mel_bins", 128), hidden=hidden, layers=integer(said, "num_hidden_layers", high=1000, default=32),
-        heads=heads, head_dim=head_dim, inner=size(said, "intermediate_size", 5120), act=act(said, "hidden_act", "silu"),
-        eps=real(said, "rms_norm_eps", default=1e-5), window=size(said, "sliding_window", 750), rope=rope,
+        bins=size(section, "num_mel_bins", 128), hidden=hidden,
+        layers=integer(section, "num_hidden_layers", high=1000, default=32),
+        heads=heads, head_dim=head_dim, inner=size(section, "intermediate_size", 5120), act=act(section, "hidden_act", "silu"),
+        eps=real(section, "rms_norm_eps", default=1e-5), window=size(section, "sliding_window", 750), rope=rope,
         projector=ProjectorSpec(
             root="model.", group=group,
             steps=(

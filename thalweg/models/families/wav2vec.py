@@ -56,16 +56,16 @@ def data2vec_audio(config: Config) -> ModelSpec:
     taps = integer(config, "conv_pos_kernel_size", high=1 << 12, default=19)
     layers = integer(config, "num_conv_pos_embeddings", high=MOST_CONVS, default=5)
     places = PlaceConvolution(taps=taps, groups=_groups(config), form="stack", layers=layers)
-    said = {**config, "feat_extract_norm": "layer", "do_stable_layer_norm": False}
-    return _model(said, "data2vec_audio.", places)
+    section = {**config, "feat_extract_norm": "layer", "do_stable_layer_norm": False}
+    return _model(section, "data2vec_audio.", places)
 
 
 def sew(config: Config) -> ModelSpec:
-    said = {**SEW, **config, "do_stable_layer_norm": False}
+    section = {**SEW, **config, "do_stable_layer_norm": False}
     squeeze = integer(config, "squeeze_factor", high=1 << 8, default=2)
-    same = _convolutions(said)[-1][0] == integer(config, "hidden_size")
+    same = _convolutions(section)[-1][0] == integer(config, "hidden_size")
     projection = "" if same else "feature_projection"
-    return _model(said, "sew.", _weight_normed(config), squeeze=squeeze, norm="layer_norm", projection=projection)
+    return _model(section, "sew.", _weight_normed(config), squeeze=squeeze, norm="layer_norm", projection=projection)
 
 
 def _weight_normed(config: Config) -> PlaceConvolution:
@@ -127,18 +127,18 @@ def sample_convolutions(config: Config, **more: Any) -> SampleConvolutions:
     norm = text(config, "feat_extract_norm", "group")
     if norm not in ("group", "layer"):
         raise UnsupportedModelError(f"config.json: feat_extract_norm: unknown {norm!r:.40}; supported: group, layer")
-    said: dict[str, Any] = {
+    section: dict[str, Any] = {
         "convs": _convolutions(config), "bias": flag(config, "conv_bias", False),
         "act": act(config, "feat_extract_activation", "gelu"), "each_normed": norm == "layer", "normed": True,
         "hidden": integer(config, "hidden_size"), "eps": real(config, "layer_norm_eps", default=1e-5),
     }  # fmt: skip
-    return SampleConvolutions(**(said | more))
+    return SampleConvolutions(**(section | more))
 
 
 def _convolutions(config: Config) -> tuple[tuple[int, int, int], ...]:
     usual = {"conv_dim": (512,) * 7, "conv_kernel": (10, 3, 3, 3, 3, 2, 2), "conv_stride": (5, 2, 2, 2, 2, 2, 2)}
-    said: list[Any] = [config.get(key) or list(default) for key, default in usual.items()]
-    found = [list(each) if isinstance(each, list | tuple) else [] for each in said]
+    section: list[Any] = [config.get(key) or list(default) for key, default in usual.items()]
+    found = [list(each) if isinstance(each, list | tuple) else [] for each in section]
     lengths = {len(each) for each in found}
     if (
         len(lengths) != 1

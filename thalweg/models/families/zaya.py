@@ -36,9 +36,9 @@ def zaya(config: Config) -> ModelSpec:
     if flag(config, "attention_bias", False):
         raise UnsupportedModelError("config.json: attention_bias: this version serves this family without it")
     config = {"num_key_value_heads": 2, "head_dim": 128, **config, "rms_norm_eps": eps(config, default=1e-5)}
-    said: Any = config.get("rope_parameters") or ROPES
-    if isinstance(said, dict) and any(isinstance(v, dict) for v in said.values()):  # published files have a key too many
-        config = {**config, "rope_parameters": {k: v for k, v in said.items() if isinstance(v, dict)}}
+    section: Any = config.get("rope_parameters") or ROPES
+    if isinstance(section, dict) and any(isinstance(v, dict) for v in section.values()):  # published files have a key too many
+        config = {**config, "rope_parameters": {k: v for k, v in section.items() if isinstance(v, dict)}}
     hidden, e, count = hidden_size(config), eps(config), layer_count(config)
     kinds = layer_types(config, [FULL] * count, known=(FULL, WINDOW))
     mixers = {kind: _mixers(config, kind) for kind in dict.fromkeys(kinds)}

@@ -38,5 +38,5 @@ class Classifier:
             x = self._dense(p["dense"], x, slots)
         if self._norm is not None:
             x = self._norm(x, p["norm"]["weight"])
-        made = self._out(p["out"], x, slots).to(torch.float32)
-        return made[:, 1:] - made[:, :1] if self._difference else made - self._shift
+        result = self._out(p["out"], x, slots).to(torch.float32)
+        return result[:, 1:] - result[:, :1] if self._difference else result - self._shift

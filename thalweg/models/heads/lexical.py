@@ -37,7 +37,7 @@ class WordWeights:
         """x [T, hidden] of whole sequences -> f32[S, vocab]: the largest of each."""
         found = None
         for at in range(0, x.shape[0], ROWS):
-            made = self(p, x[at : at + ROWS])
-            best = self._max(made, batch.token_seq[at : at + ROWS], batch.query)
+            result = self(p, x[at : at + ROWS])
+            best = self._max(result, batch.token_seq[at : at + ROWS], batch.query)
             found = best if found is None else torch.maximum(found, best)
         return found

@@ -35,8 +35,8 @@ class Streams:
         self.specs = {k: {i: {"weight": product.spec} for i, product in of.items()} for k, of in self._ends.items()}
 
     def enter(self, p: Mapping[str, Any], x: Array) -> Array:
-        made = (product(x, p["enter"][i]["weight"], None) for i, product in self._ends["enter"].items())
-        return torch.stack([x, *(_alike(other, x) for other in made)], 1)
+        result = (product(x, p["enter"][i]["weight"], None) for i, product in self._ends["enter"].items())
+        return torch.stack([x, *(_alike(other, x) for other in result)], 1)
 
     def leave(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         first, total = x[:, 0], x[:, 0]

@@ -99,17 +99,17 @@ class WindowPooling:
         flow.caches[at.layer] = pages
         windows = ClosedWindows.of(flow, self._rate)
         seq = torch.where(windows.ends < 0, 0, windows.seq)
-        parts, made = pages.split([a + b for a, b in zip(self._outputs[::2], self._outputs[1::2], strict=True)], -1), []
+        parts, result = pages.split([a + b for a, b in zip(self._outputs[::2], self._outputs[1::2], strict=True)], -1), []
         for (key, norm), part in zip(self._norms.items(), parts, strict=True):
             bias = p.get(f"{key}bias", {}).get("weight")
             if bias is None:
                 bias = torch.zeros((self._rate, part.shape[-1] // 2), device=x.device)
-            made.append(norm(p[f"{key}norm"], self._pool(part, table, seq, windows.ends, bias)))
+            result.append(norm(p[f"{key}norm"], self._pool(part, table, seq, windows.ends, bias)))
         if self._rope is None:
-            flow.entries = Entries(windows, tuple(made))
+            flow.entries = Entries(windows, tuple(result))
             return
         starts = (windows.ends + 1 - self._rate).clamp(min=0)
-        still, turning = zip(*(split_tail(each.unsqueeze(1), self._rotary) for each in made), strict=True)
+        still, turning = zip(*(split_tail(each.unsqueeze(1), self._rotary) for each in result), strict=True)
         turned = self._rope(turning[-1], turning[0], starts, flow.tables[at.table])[::-1]
         values = tuple(torch.cat(pair, -1).squeeze(1) for pair in zip(still, turned, strict=False))
         flow.entries = Entries(windows, values)

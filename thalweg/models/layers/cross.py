@@ -37,11 +37,11 @@ class CrossAttention:
         sources = replace(ctx, adapters=None)  # their rows are no tokens of a sequence
         self._q, self._k, self._v = (Linear(c, weights[name]) for c, name in ((ctx, "q"), (sources, "k"), (sources, "v")))
         self._out = RowLinear(ctx, weights["out"])
-        said = {"heads": heads, "head_dim": spec.head_dim}
-        self._write = ctx.bind(ops.cross_write, **said)
+        shape = {"heads": heads, "head_dim": spec.head_dim}
+        self._write = ctx.bind(ops.cross_write, **shape)
         scale = spec.scale or spec.head_dim**-0.5
         capped = {"softcap": spec.softcap} if spec.softcap else {}
-        self._attend, self._aligned = ctx.bind(ops.cross_attention, scale=scale, **said, **capped), list(spec.aligned)
+        self._attend, self._aligned = ctx.bind(ops.cross_attention, scale=scale, **shape, **capped), list(spec.aligned)
         if self._aligned:
             self._weigh = ctx.bind(ops.cross_weights, scale=scale, heads=len(self._aligned), head_dim=spec.head_dim)
         self.specs: dict[str, Any] = {
@@ -96,17 +96,17 @@ class CrossAttention:
         """Each head of x [N, heads * head_dim]."""
         if key not in self._norms:
             return x
-        made: Array = self._norms[key](p[key], x.reshape(-1, self._head_dim))
-        return made.view(x.shape)
+        result: Array = self._norms[key](p[key], x.reshape(-1, self._head_dim))
+        return result.view(x.shape)
 
-    def _pad(self, made: Array, sources: SourceVectors) -> Array:
+    def _pad(self, result: Array, sources: SourceVectors) -> Array:
         """made [M, n] of all sources' vectors -> [N, sources, n], with zeros behind the last of each, of sources with
         vectors."""
         lengths = [n for n in sources.lengths if n]
         if all(n == self._sources for n in lengths):
-            return made.unflatten(0, (len(lengths), self._sources))
-        out = made.new_zeros((len(lengths), self._sources, made.shape[1]))
-        for i, part in enumerate(made.split(lengths)):
+            return result.unflatten(0, (len(lengths), self._sources))
+        out = result.new_zeros((len(lengths), self._sources, result.shape[1]))
+        for i, part in enumerate(result.split(lengths)):
             out[i, : len(part)] = part
         return out
 

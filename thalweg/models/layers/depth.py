@@ -58,7 +58,7 @@ class DepthDecoder:
         position, batch = batch.context + batch.query, self._with_sampling(batch)
         kept: list[tuple[Array, Array]] = []
         y = torch.stack([x, embedded.to(x.dtype)], 1)
-        made: list[Array] = []
+        built: list[Array] = []
         for book in range(1, s.books):
             begin = 0 if book == 1 else book
             y = functional.linear(y, p["enter"]["matrix"]) if s.projected else y
@@ -67,10 +67,10 @@ class DepthDecoder:
             last = _root_norm(y[:, -1], p["norm"], s.eps)
             logits = self._logits(p["head"], last, book)
             code = choose(logits, batch, batch.sampling.seed ^ _word(book * STRIDE), position)
-            made.append(code)
+            built.append(code)
             row = code.clamp(0, s.codes - 1).long() + (book - 1) * s.codes
             y = functional.embedding(row, p["table"])[:, None]
-        return torch.stack(made, 1).to(torch.int32)
+        return torch.stack(built, 1).to(torch.int32)
 
     def _logits(self, head: Array, x: Array, book: int) -> Array:
         """f32[S, codes] of a codebook."""
@@ -141,10 +141,10 @@ class TextEmbedder:
         """As of `VisionEncoder`."""
 
         def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
-            said = batch.get(Utterance)
-            assert said is not None
+            utterance = batch.get(Utterance)
+            assert utterance is not None
             zeros = torch.zeros_like(batch.slots)
-            vectors = functional.embedding(said.units[:, 0].long(), params["table"]).float()
+            vectors = functional.embedding(utterance.units[:, 0].long(), params["table"]).float()
             return state, StepResult(zeros.unsqueeze(1), zeros, pooled=vectors)
 
         return step
@@ -177,17 +177,17 @@ class PositionEmbedder:
 
     def _project(self, p: Parts, x: Array) -> Array:
         x = activate(functional.linear(x, p["up"]["matrix"], p["up"]["bias"]), self.spec.act)
-        made: Array = functional.linear(x, p["down"]["matrix"], p["down"]["bias"])
-        return made
+        built: Array = functional.linear(x, p["down"]["matrix"], p["down"]["bias"])
+        return built
 
     def part(self, first: int, last: int, carried: dict[str, Any]) -> Step:
         """As of `VisionEncoder`: the vectors of hidden states of the model that has written the text."""
 
         def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
-            said = batch.get(HiddenStates)
-            assert said is not None
+            utterance = batch.get(HiddenStates)
+            assert utterance is not None
             zeros, p = torch.zeros_like(batch.slots), params["states"]
-            vectors = self._project(p, said.vector.to(p["up"]["matrix"].dtype)).float()
+            vectors = self._project(p, utterance.vector.to(p["up"]["matrix"].dtype)).float()
             return state, StepResult(zeros.unsqueeze(1), zeros, pooled=vectors)
 
         return step
@@ -201,8 +201,8 @@ def _word(value: int) -> int:
 
 def _root_norm(x: Array, weight: Array, eps: float) -> Array:
     wide = x.float()
-    made: Array = weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-    return made
+    built: Array = weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return built
 
 
 def _specs(tree: Any, dtype: str) -> Any:

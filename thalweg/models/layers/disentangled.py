@@ -62,14 +62,21 @@ class DisentangledAttention:
         if self._places is None:
             both = self._heads_of(self._qkv(p["qkv"], torch.cat((x, rows)), None))
             (q, k, v), (queries, keys, _) = both[:, :tokens], both[:, tokens:]
-            made = (keys if self._meets[0] else None, queries if self._meets[1] else None)
+            result = (keys if self._meets[0] else None, queries if self._meets[1] else None)
         else:
             q, k, v = self._heads_of(self._qkv(p["qkv"], x, flow))
             each = iter(self._heads_of(self._places(p["places"], rows, None)))
-            made = (next(each) if self._meets[0] else None, next(each) if self._meets[1] else None)
+            result = (next(each) if self._meets[0] else None, next(each) if self._meets[1] else None)
         cache = flow.caches[at.layer]
         out, flow.caches[at.layer] = self.backend.attend_placed(
-            q, k, v, cache, flow.batch, at.group, self.spec, RelativePositions(_rows_on(self._distances, x.device), low, *made)
+            q,
+            k,
+            v,
+            cache,
+            flow.batch,
+            at.group,
+            self.spec,
+            RelativePositions(_rows_on(self._distances, x.device), low, *result),
         )
         return self._out(p["out"], out.flatten(-2), flow)
 

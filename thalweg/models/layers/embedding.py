@@ -32,8 +32,8 @@ class Embedding:
         # A tied table has one packing for both uses only if their formats are equal.
         same = form == ctx.formats.of("tied", table.sources[0].name)
         one = {"tied": True} if spec.tied and spec.span is None and ctx.mesh.tensor.size == 1 and same else {}
-        said = {} if form == DENSE else {"weight": form, "group": form.group}
-        self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **one, **said)
+        stored_entry = {} if form == DENSE else {"weight": form, "group": form.group}
+        self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **one, **stored_entry)
         # Rounded to the model's dtype before it multiplies, as the published implementations do.
         self._scale = float(torch.tensor(spec.embed_scale, dtype=getattr(torch, ctx.dtype)))
         adapted = ctx.adapters is not None and not spec.prompt_ids and ctx.adapters.includes(table)
@@ -92,11 +92,11 @@ class LMHead:
         rows = spec.head_rows or spec.vocab
         here, self._absent = ctx.share(rows, "tokens of the vocabulary"), spec.vocab - rows
         form = ctx.format(weights["weight"])
-        said = {"in_features": spec.hidden, "out_features": here, **linear_spec(form)}
-        self._op = ctx.bind(ops.linear, **said)
+        stored_entry = {"in_features": spec.hidden, "out_features": here, **linear_spec(form)}
+        self._op = ctx.bind(ops.linear, **stored_entry)
         # A positive scale and a cap keep the order, but change the reported logits.
         plain = ctx.mesh.tensor.size == 1 and spec.logit_scale == 1.0 and not spec.logit_softcap and "bias" not in weights
-        self._argmax = ctx.binder.offer(ops.linear_argmax, self._op, dtype=ctx.dtype, **said) if plain else None
+        self._argmax = ctx.binder.offer(ops.linear_argmax, self._op, dtype=ctx.dtype, **stored_entry) if plain else None
         weight, stored = weights["weight"], f"{spec.head}.weight"
         adapted = ctx.adapters is not None and not spec.head_normed and ctx.adapters.includes(weight, stored)
         self._adapter = LinearAdapter(ctx, weight, weights.get("bias"), name=HEAD, stored=stored) if adapted else None
@@ -106,10 +106,10 @@ class LMHead:
 
     def __call__(self, p: Mapping[str, Any], x: Array, rows: AdapterRows | None = None) -> Array:
         """rows: the adapters of x, where the step's may change this matrix. None: they do not."""
-        made = self._op(x, p["weight"], p.get("bias"))
+        result = self._op(x, p["weight"], p.get("bias"))
         if rows is not None and self._adapter is not None:
-            made = self._adapter.add(made, x, rows)
-        logits = self._comm.all_gather(made, -1).to(torch.float32)
+            result = self._adapter.add(result, x, rows)
+        logits = self._comm.all_gather(result, -1).to(torch.float32)
         if self._scale != 1.0:
             logits = logits * self._scale
         logits = torch.tanh(logits / self._cap) * self._cap if self._cap else logits

@@ -36,21 +36,22 @@ class EngramInput:
         self._both = Linear(ctx, weights["both"])
         table = weights["table"]["weight"]
         form = ctx.format(table)
-        said = {} if form == DENSE else {"weight": form, "group": form.group}
-        self._look_up = ctx.bind(ops.embed, vocab=spec.total, size=spec.dim, **said)
+        settings = {} if form == DENSE else {"weight": form, "group": form.group}
+        self._look_up = ctx.bind(ops.embed, vocab=spec.total, size=spec.dim, **settings)
         self._norm = ctx.binder.bind(ops.rms_norm, dtype="float32", size=spec.hidden, eps=spec.eps)
         facts: dict[str, Any] = {
             "factors": split_factors(spec.multipliers), "rows": spec.rows, "offsets": spec.offsets,
             "near": tuple(range(1, spec.size)),
         }  # fmt: skip
         self._rows = ctx.bind(ops.hash_ngrams, largest=max(spec.rows))
-        made = {k: partial(torch.tensor, [v], dtype=torch.int32) for k, v in facts.items()}
+        result = {k: partial(torch.tensor, [v], dtype=torch.int32) for k, v in facts.items()}
         self.specs: dict[str, Any] = {
             "both": self._both.specs,
             "table": {"weight": ParamSpec(table, ctx.dtype, self._look_up.pack, form)},
             **{k: {"weight": ParamSpec(weights[k]["weight"], ctx.dtype)} for k in ("q", "k")},
             "facts": {
-                k: ParamSpec(Weight(()), "int32", make=make) for k, make in {**made, "merged": partial(read_ids, spec)}.items()
+                k: ParamSpec(Weight(()), "int32", make=make) for k,
+                make in {**result, "merged": partial(read_ids, spec)}.items()
             },
         }  # fmt: skip
 
@@ -84,6 +85,6 @@ def read_ids(spec: declared.EngramInput) -> Array:
             f"{spec.tokenizer}: {len(ids)} tokens, {count} without case, accents and spaces; config.json has {spec.vocab} "
             f"and engram_compressed_vocab_size {spec.merged}: use the model's own tokenizer.json"
         )
-    made = torch.zeros(spec.vocab, dtype=torch.int32)
-    made[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
-    return made
+    result = torch.zeros(spec.vocab, dtype=torch.int32)
+    result[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
+    return result

@@ -37,8 +37,8 @@ class GatedSource:
 
     def __call__(self, p: Mapping[str, Any], features: Array) -> SourceVectors:
         counts = [int(n) for n in features[:, 0, 0].tolist()]
-        made = [self._one(p, row[:, 1 : 1 + n]) for row, n in zip(features, counts, strict=True)]
-        return SourceVectors(torch.cat(made), tuple(len(each) for each in made))
+        result = [self._one(p, row[:, 1 : 1 + n]) for row, n in zip(features, counts, strict=True)]
+        return SourceVectors(torch.cat(result), tuple(len(each) for each in result))
 
     def _one(self, p: Mapping[str, Any], mel: Array) -> Array:
         """mel f32[bins, frames] -> [sources, hidden]."""

@@ -39,8 +39,8 @@ class StreamLogits:
         }
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
-        made: Array = self._product(self._norm(x.flatten(1).to(torch.float32)), p["fn"]["weight"], None)
-        return made
+        result: Array = self._product(self._norm(x.flatten(1).to(torch.float32)), p["fn"]["weight"], None)
+        return result
 
 
 class HyperStreams:

@@ -44,8 +44,8 @@ class LayerInputs:
             return
         table = weights["table"]["weight"]
         form = ctx.format(table)
-        said = {} if form == DENSE else {"weight": form, "group": form.group}
-        self._embed = ctx.bind(ops.embed, vocab=spec.rows, size=ctx.share(spec.size, "values of a layer's inputs"), **said)
+        weight = {} if form == DENSE else {"weight": form, "group": form.group}
+        self._embed = ctx.bind(ops.embed, vocab=spec.rows, size=ctx.share(spec.size, "values of a layer's inputs"), **weight)
         self.specs["table"] = {"weight": ParamSpec(table, ctx.dtype, self._embed.pack, form)}
 
     def __call__(self, p: Mapping[str, Any], tokens: Array, x: Array) -> Array:

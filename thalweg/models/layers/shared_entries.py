@@ -64,10 +64,10 @@ class SharedEntries:
         key = self._key_norm(p["key_norm"], self._key(entry, p["key"]["weight"], None))
         still, turning = zip(*(split_tail(each.unsqueeze(1), self._rotary) for each in (entry, key)), strict=True)
         turned = self._rope(turning[1], turning[0], number * self._rate, flow.tables[at.table])[::-1]
-        made = (torch.cat(pair, -1).squeeze(1) for pair in zip(still, turned, strict=True))
+        result = (torch.cat(pair, -1).squeeze(1) for pair in zip(still, turned, strict=True))
         caches = tuple(
             write(held, change(new), table, seq, number, slots)
-            for write, held, change, new in zip(self._writes, flow.caches[at.layer], self._rounds, made, strict=True)
+            for write, held, change, new in zip(self._writes, flow.caches[at.layer], self._rounds, result, strict=True)
         )
         flow.caches[at.layer] = caches
         flow.entries = Entries(windows, caches, at.group)

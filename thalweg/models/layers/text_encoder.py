@@ -73,8 +73,8 @@ class TextEncoder:
         behind the first hold an image, where the model reads one and the source has placeholders."""
         texts = features[:, 0].to(torch.int32)
         lengths = tuple((texts >= 0).sum(1).tolist())
-        made = [self._one(params, t[:n], rows[1:]) for t, n, rows in zip(texts, lengths, features, strict=True)]
-        return SourceVectors(torch.cat(made), lengths)
+        result = [self._one(params, t[:n], rows[1:]) for t, n, rows in zip(texts, lengths, features, strict=True)]
+        return SourceVectors(torch.cat(result), lengths)
 
     def _one(self, params: Mapping[str, Any], tokens: Array, image: Array) -> Array:
         """tokens i32[n], image f32[rows, sources] -> [n, hidden]."""

@@ -20,22 +20,22 @@ class TimestampsProcessor:
 
     def __call__(self, logits: Tensor, part: Timestamps, rows: LogitRows) -> Tensor:
         first, end, latest, prompt_len = map(rows.spread, (part.begin, part.end, part.latest, part.prompt_len))
-        begin, made = first[:, None], (rows.lengths - prompt_len)[:, None]
+        begin, result = first[:, None], (rows.lengths - prompt_len)[:, None]
         history = rows.history.index_select(0, rows.slots)
         last, before = (history.gather(1, (rows.lengths - ago).clamp(min=0)[:, None].long()) for ago in (1, 2))
-        closes = (made >= 1) & (last >= begin)
-        opened = (made < 2) | (before >= begin)
+        closes = (result >= 1) & (last >= begin)
+        opened = (result < 2) | (before >= begin)
         at = torch.arange(history.shape[1], device=history.device)[None]
         output = (at >= prompt_len[:, None]) & (at < rows.lengths[:, None]) & (history >= begin)
-        said = torch.where(output, history, -1).amax(1, keepdim=True)
+        latest_entry = torch.where(output, history, -1).amax(1, keepdim=True)
         # A piece may begin when the one before it ended, and does not end when it began.
-        least = torch.where(closes & ~opened, said, said + 1)
+        least = torch.where(closes & ~opened, latest_entry, latest_entry + 1)
         ids = torch.arange(logits.shape[1], device=logits.device, dtype=torch.int32)[None]
         time = ids >= begin
         never = (
             (ids == begin - 1) | (closes & opened & time) | (closes & ~opened & (ids < end[:, None])) | (time & (ids < least))
         )
-        never = never | ((made == 0) & (~time | (ids > begin + latest[:, None])))
+        never = never | ((result == 0) & (~time | (ids > begin + latest[:, None])))
         left = torch.where(never, NEVER, logits)
         times = torch.logsumexp(torch.where(time, left, NEVER), 1, keepdim=True)
         texts = torch.where(time, NEVER, left).amax(1, keepdim=True)

@@ -179,14 +179,14 @@ class Attention:
             parts, shared = {f"{at}{self.fused}": sum(outputs)}, (0,)
         elif self.fused:
             fused = f"{at}{self.fused}"
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "qkv": linear(parts, self.inputs or hidden, shard=0, bias=self.bias, fused=fused, turned=self.turned, heads=shared),
             "out": linear({f"{at}{self.out}": hidden}, self.heads * v_dim, shard=1, bias=self.out_bias, turned=self.turned),
         }
         if self.low_rank is not None:
-            made["low"] = self.low_rank.weights(at, dict(zip("qkv", outputs, strict=True)), self.inputs or hidden, shared)
+            result["low"] = self.low_rank.weights(at, dict(zip("qkv", outputs, strict=True)), self.inputs or hidden, shared)
         if any(self.rows):
-            weight = made["qkv"]["weight"]
+            weight = result["qkv"]["weight"]
             views = (
                 None if rows is None else TensorView(
                     f"{at}{rows.name}.weight", (source.shape[0] // rows.run * rows.every, hidden), first=rows.first,
@@ -194,35 +194,35 @@ class Attention:
                 )
                 for rows, source in zip(self.rows + (None,) * bool(self.gate), weight.sources, strict=True)
             )  # fmt: skip
-            made["qkv"]["weight"] = replace(
+            result["qkv"]["weight"] = replace(
                 weight, sources=tuple(replace(s, within=v) for s, v in zip(weight.sources, views, strict=True))
             )
         if self.bias and not self.key_bias:
-            q, k, v = made["qkv"]["bias"].sources
-            made["qkv"]["bias"] = replace(made["qkv"]["bias"], sources=(q, replace(k, absent=True), v))
+            q, k, v = result["qkv"]["bias"].sources
+            result["qkv"]["bias"] = replace(result["qkv"]["bias"], sources=(q, replace(k, absent=True), v))
         if self.out_norm is not None:
-            made["out_norm"] = self.out_norm.weights(at)
+            result["out_norm"] = self.out_norm.weights(at)
         if self.norm is not None and self.norm.shared:
             for key, name in (("q_norm", self.norm.q), ("k_norm", self.norm.k)):
-                made[key] = LayerNorm(name, d, self.norm.eps).weights(at)
+                result[key] = LayerNorm(name, d, self.norm.eps).weights(at)
         elif self.norm is not None and self.norm.apart:
             for key, name, heads in (("q_norm", self.norm.q, self.heads), ("k_norm", self.norm.k, self.kv_heads)):
                 one = Source(f"{at}{name}", (heads, d), heads=heads if key == "k_norm" else 0)
-                made[key] = {"weight": Weight((one,), 0, fill="ones")}
+                result[key] = {"weight": Weight((one,), 0, fill="ones")}
         elif self.norm is not None and self.norm.mean:
             for key, name, heads in (("q_norm", self.norm.q, self.heads), ("k_norm", self.norm.k, self.kv_heads)):
                 apart = tuple(Source(f"{at}{name.format(i)}.weight", (d,)) for i in range(heads)) if "{}" in name else ()
                 one = Source(f"{at}{name}.weight", (heads, d), heads=heads if key == "k_norm" else 0)
-                made[key] = {"weight": Weight(apart or (one,), None if apart else 0, fill="ones")}
+                result[key] = {"weight": Weight(apart or (one,), None if apart else 0, fill="ones")}
         elif self.norm is not None and self.norm.weight:
             widths = (self.heads * d, self.kv_heads * d) if self.norm.whole else (d, d)
             for key, name, size in list(zip(("q_norm", "k_norm"), (self.norm.q, self.norm.k), widths, strict=True))[:projected]:
-                made[key] = Norm(name, size, self.norm.eps, self.norm.offset).weights(at)
+                result[key] = Norm(name, size, self.norm.eps, self.norm.offset).weights(at)
         if self.sinks:
-            made["sinks"] = vector(f"{at}{self.sinks}", self.heads, shard=0)
+            result["sinks"] = vector(f"{at}{self.sinks}", self.heads, shard=0)
         if self.relative is not None:
-            made["relative"] = Weight((Source(self.relative.name, (self.relative.buckets, self.heads)),), 1, dtype="float32")
-        return made
+            result["relative"] = Weight((Source(self.relative.name, (self.relative.buckets, self.heads)),), 1, dtype="float32")
+        return result
 
 
 _CONFLICTS: tuple[tuple[Callable[[Attention], bool], str], ...] = (

@@ -59,14 +59,14 @@ class AudioSpec:
 
     def weights(self, hidden: int) -> Weights:
         """hidden: the language model's. Every parameter is whole on each rank, and held in the model's dtype."""
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "convs": {i: each.weights(self.root) for i, each in enumerate(self.convs)},
             "layers": {i: each.weights(self.root + self.layer.format(i), self.hidden) for i, each in enumerate(self.layers)},
             "projector": self.projector.weights(),
         }
         if self.out is not None:
             name = f"{self.root}{self.out.name}"
-            made["out"] = linear({name: self.out.outputs}, self.out.inputs, shard=0, bias=self.out.bias)
+            result["out"] = linear({name: self.out.outputs}, self.out.inputs, shard=0, bias=self.out.bias)
         if self.places:
-            made["places"] = Weight((Source(f"{self.root}{self.places}.weight", (self.rows, self.hidden)),))
-        return plain(made)
+            result["places"] = Weight((Source(f"{self.root}{self.places}.weight", (self.rows, self.hidden)),))
+        return plain(result)

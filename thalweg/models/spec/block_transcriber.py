@@ -59,7 +59,7 @@ class BlockTranscriberSpec:
 
     def _layer(self, at: str) -> Weights:
         n, wide, a, c = self.hidden, self.heads * self.head_dim, f"{at}self_attn.", f"{at}conv."
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             f"ff{i}": {
                 "norm": self.norm(f"norm_feed_forward{i}").weights(at),
                 "up": linear({f"{at}feed_forward{i}.linear1": self.inner}, n, shard=0, bias=self.bias),
@@ -67,14 +67,14 @@ class BlockTranscriberSpec:
             }
             for i in (1, 2)
         }
-        made["attn"] = {
+        result["attn"] = {
             "norm": self.norm("norm_self_att").weights(at),
             "q": linear({f"{a}q_proj": wide}, n, shard=0),
             "kv": linear({f"{a}k_proj": wide, f"{a}v_proj": wide}, n, shard=0),
             "out": linear({f"{a}o_proj": n}, wide, shard=0, bias=True),
             "far": Weight((Source(f"{a}rel_pos_emb.weight", (2 * self.reach + 1, self.head_dim)),)),
         }
-        made["conv"] = {
+        result["conv"] = {
             "norm": self.norm("norm_conv").weights(at),
             "up": linear({f"{c}pointwise_lin1": 2 * self.channels}, n, shard=0, bias=True),
             "depth": Weight((Source(f"{c}depthwise_conv.weight", (self.channels, 1, self.kernel)),)),
@@ -84,5 +84,5 @@ class BlockTranscriberSpec:
             },
             "down": linear({f"{c}pointwise_lin2": n}, self.channels, shard=0, bias=True),
         }
-        made["norm"] = self.norm("norm_out").weights(at)
-        return made
+        result["norm"] = self.norm("norm_out").weights(at)
+        return result

@@ -55,14 +55,14 @@ class Code2WavSpec:
     def weights(self) -> Weights:
         """Whole on each rank."""
         at, n = self.root, self.hidden
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "table": Weight((Source(f"{at}code_embedding.weight", (self.books * self.codes, n)),)),
             "layers": {i: self._layer(f"{at}pre_transformer.layers.{i}.") for i in range(self.layers)},
             "norm": vector(f"{at}pre_transformer.norm.weight", n),
             "divide": {i: self._divide(f"{at}upsample.{i}.", ratio) for i, ratio in enumerate(self.ratios)},
             **self._convolutions(f"{at}decoder."),
         }
-        return plain(made)
+        return plain(result)
 
     def _layer(self, at: str) -> Weights:
         n, a, m, size = self.hidden, f"{at}self_attn.", f"{at}mlp.", self.hidden // self.heads
@@ -93,7 +93,7 @@ class Code2WavSpec:
 
     def _convolutions(self, at: str) -> dict[str, Any]:
         n, ups = self.channels, dict[int, Any]()
-        made: dict[str, Any] = {"enter": convolution(f"{at}0.conv", n, self.hidden, TAPS)}
+        result: dict[str, Any] = {"enter": convolution(f"{at}0.conv", n, self.hidden, TAPS)}
         for i, rate in enumerate(self.rates):
             name, half = f"{at}{i + 1}.block.", n // 2
             units = {
@@ -112,7 +112,7 @@ class Code2WavSpec:
             }
             n = half
         last = len(self.rates) + 1
-        return made | {"ups": ups, "bend": _snake(f"{at}{last}", n), "leave": convolution(f"{at}{last + 1}.conv", 1, n, TAPS)}
+        return result | {"ups": ups, "bend": _snake(f"{at}{last}", n), "leave": convolution(f"{at}{last + 1}.conv", 1, n, TAPS)}
 
 
 def _declare_upsampling(name: str, inputs: int, outputs: int, taps: int) -> Weights:

@@ -52,14 +52,14 @@ class WindowPooling:
         at = f"{at}{self.name}."
         places = [f"{at}compressor."] + [f"{at}indexer.compressor."] * bool(self.index_dim)
         names = [f"{place}{part}" for place in places for part in ("wkv", "wgate")]
-        made: dict[str, Weights] = {"down": linear(dict(zip(names, self.outputs, strict=True)), hidden, shard=None)}
+        result: dict[str, Weights] = {"down": linear(dict(zip(names, self.outputs, strict=True)), hidden, shard=None)}
         for key, place, size, width in zip(("", "index_"), places, (self.dim, self.index_dim), self.outputs[::2], strict=False):
             if self.biased:
-                made[f"{key}bias"] = {
+                result[f"{key}bias"] = {
                     "weight": Weight((Source(f"{place}ape", (self.rate, width)),), fill="zeros", dtype="float32")
                 }
-            made[f"{key}norm"] = Norm("norm", size, self.eps).weights(place)
-        return made
+            result[f"{key}norm"] = Norm("norm", size, self.eps).weights(place)
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class CompressedAttention:
     def weights(self, at: str, hidden: int) -> Weights:
         at, each = f"{at}{self.name}.", self.heads * self.head_dim // self.groups
         grouped = Source(f"{at}wo_a.weight", (self.groups * self.group_rank, each))
-        made: dict[str, Weights] = {
+        result: dict[str, Weights] = {
             "down": linear({f"{at}wq_a": self.q_latent, f"{at}wkv": self.head_dim}, hidden, shard=None),
             "q_norm": Norm("q_norm", self.q_latent, self.eps).weights(at),
             "kv_norm": Norm("kv_norm", self.head_dim, self.eps).weights(at),
@@ -135,6 +135,6 @@ class CompressedAttention:
         }
         if self.top:
             index = f"{at}indexer."
-            made["index_q"] = linear({f"{index}wq_b": self.index_heads * self.index_dim}, self.q_latent, shard=None)
-            made["index_weights"] = linear({f"{index}weights_proj": self.index_heads}, hidden, shard=None)
-        return made
+            result["index_q"] = linear({f"{index}wq_b": self.index_heads * self.index_dim}, self.q_latent, shard=None)
+            result["index_weights"] = linear({f"{index}weights_proj": self.index_heads}, hidden, shard=None)
+        return result

@@ -61,7 +61,7 @@ class ConformerSpec:
 
     def _layer(self, at: str) -> Weights:
         n, wide, inner = self.hidden, self.heads * self.head_dim, self.inner
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             f"ff{i}": {
                 "norm": self.norm("pre_norm").weights(f"{at}ff{i}."),
                 "up": linear({f"{at}ff{i}.up_proj": inner}, n, shard=0, bias=True),
@@ -69,7 +69,7 @@ class ConformerSpec:
             }
             for i in (1, 2)
         }
-        made["attn"] = {
+        result["attn"] = {
             "norm": self.norm("pre_norm").weights(f"{at}attn."),
             "q": linear({f"{at}attn.to_q": wide}, n, shard=0),
             "kv": linear({f"{at}attn.to_kv": 2 * wide}, n, shard=0),
@@ -77,7 +77,7 @@ class ConformerSpec:
             "far": Weight((Source(f"{at}attn.rel_pos_emb.weight", (2 * self.reach + 1, self.head_dim)),)),
         }
         c = f"{at}conv."
-        made["conv"] = {
+        result["conv"] = {
             "norm": self.norm("norm").weights(c),
             "up": _pointwise(f"{c}up_conv", n, 2 * self.channels),
             "depth": Weight((Source(f"{c}depth_conv.conv.weight", (self.channels, 1, self.kernel)),)),
@@ -87,8 +87,8 @@ class ConformerSpec:
             },
             "down": _pointwise(f"{c}down_conv", self.channels, n),
         }
-        made["norm"] = self.norm("post_norm").weights(at)
-        return made
+        result["norm"] = self.norm("post_norm").weights(at)
+        return result
 
 
 def _pointwise(name: str, inputs: int, outputs: int) -> Weights:

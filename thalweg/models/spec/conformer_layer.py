@@ -47,7 +47,7 @@ class ConformerLayer:
 
     def weights(self, at: str) -> Weights:
         n = self.hidden
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             f"ff{i}": {
                 "norm": self.norm(f"norm_feed_forward{i}").weights(at),
                 "up": linear({f"{at}feed_forward{i}.linear1": self.inner}, n, shard=0, bias=self.bias),
@@ -55,29 +55,29 @@ class ConformerLayer:
             }
             for i in (1, 2)
         }
-        made["attn"] = self._attention(at, f"{at}self_attn.")
-        made["conv"] = self._convolution(at, f"{at}conv.")
-        made["norm"] = self.norm("norm_out").weights(at)
-        return made
+        result["attn"] = self._attention(at, f"{at}self_attn.")
+        result["conv"] = self._convolution(at, f"{at}conv.")
+        result["norm"] = self.norm("norm_out").weights(at)
+        return result
 
     def _attention(self, at: str, a: str) -> Weights:
         n, size = self.hidden, self.hidden // self.heads
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "norm": self.norm("norm_self_att").weights(at),
             "out": linear({f"{a}o_proj": n}, n, shard=0, bias=self.bias),
         }
         if self.places == "rotary input":
-            made["qk"] = linear({f"{a}{x}_proj": n for x in "qk"}, n, shard=0, bias=self.bias)
-            made["v"] = linear({f"{a}v_proj": n}, n, shard=0, bias=self.bias)
-            return made
-        made["qkv"] = linear({f"{a}{x}_proj": n for x in "qkv"}, n, shard=0, bias=self.bias)
+            result["qk"] = linear({f"{a}{x}_proj": n for x in "qk"}, n, shard=0, bias=self.bias)
+            result["v"] = linear({f"{a}v_proj": n}, n, shard=0, bias=self.bias)
+            return result
+        result["qkv"] = linear({f"{a}{x}_proj": n for x in "qkv"}, n, shard=0, bias=self.bias)
         if self.places == "relative":
-            made["far"] = linear({f"{a}relative_k_proj": n}, n, shard=0)
-            made["content"] = Weight((Source(f"{a}bias_u", (self.heads, size)),))
-            made["place"] = Weight((Source(f"{a}bias_v", (self.heads, size)),))
+            result["far"] = linear({f"{a}relative_k_proj": n}, n, shard=0)
+            result["content"] = Weight((Source(f"{a}bias_u", (self.heads, size)),))
+            result["place"] = Weight((Source(f"{a}bias_v", (self.heads, size)),))
         elif self.places == "key":
-            made["distance"] = Weight((Source(f"{a}distance_embedding.weight", (sum(self.reach) + 1, size)),))
-        return made
+            result["distance"] = Weight((Source(f"{a}distance_embedding.weight", (sum(self.reach) + 1, size)),))
+        return result
 
     def _convolution(self, at: str, c: str) -> Weights:
         n = self.hidden

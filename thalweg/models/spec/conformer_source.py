@@ -26,8 +26,8 @@ class ConformerSource(SpeechEncoder):
         return self.longest
 
     def weights(self, at: str) -> Weights:
-        made: dict[str, Any] = {"encoder": self.encoder.weights(self.hidden)}
+        result: dict[str, Any] = {"encoder": self.encoder.weights(self.hidden)}
         if self.projection:
             name = f"{at}{self.projection}"
-            made["out"] = linear({name: self.hidden}, self.encoder.hidden, shard=None, bias=True)
-        return made
+            result["out"] = linear({name: self.hidden}, self.encoder.hidden, shard=None, bias=True)
+        return result

@@ -36,13 +36,13 @@ class ConformerTranscriberSpec:
 
     def weights(self, hidden: int) -> Weights:
         """hidden: unused, as the result is a transcript. Parameters are whole on each rank, in the model's dtype."""
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             **self.entrance.weights(self.root),
             "layers": {i: self.layer.weights(f"{self.layer_root}{i}.") for i in range(self.layers)},
             "head": self.head.weights(self.layer.hidden),
         }
         if self.adapter is not None:
-            made["adapter"] = self.adapter.weights()
+            result["adapter"] = self.adapter.weights()
         if self.last:
-            made["last"] = scale_shift(self.last, self.layer.hidden, self.layer.norm_bias)
-        return plain(made)
+            result["last"] = scale_shift(self.last, self.layer.hidden, self.layer.norm_bias)
+        return plain(result)

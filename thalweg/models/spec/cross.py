@@ -61,15 +61,15 @@ class CrossAttention:
     def weights(self, at: str, hidden: int) -> Weights:
         layer, at, inner, width = at, f"{at}{self.name}.", self.heads * self.head_dim, self.widths[1] * self.head_dim
         q, k, v = (f"{at}{part}" for part in self.parts)
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "q": linear({q: inner}, hidden, shard=0, bias=self.bias),
             "k": linear({k: width}, self.width, shard=0, bias=self.bias and self.key_bias),
             "v": linear({v: width}, self.width, shard=0, bias=self.bias),
             "out": linear({f"{at}{self.out}": hidden}, inner, shard=1, bias=self.bias),
         }
         if self.norm:
-            made |= {f"{part}_norm": Norm(f"{part}_norm", self.head_dim, self.norm).weights(at) for part in "qk"}
-        return made | ({"gate": vector(f"{layer}{self.gate}", 1)} if self.gate else {})
+            result |= {f"{part}_norm": Norm(f"{part}_norm", self.head_dim, self.norm).weights(at) for part in "qk"}
+        return result | ({"gate": vector(f"{layer}{self.gate}", 1)} if self.gate else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,14 +47,14 @@ class DaViTSpec:
     def weights(self) -> Weights:
         at, last = self.projector, self.stages[-1].width
         inputs = (self.channels, *(stage.width for stage in self.stages))
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "stages": {i: self._stage(i, stage, inputs[i]) for i, stage in enumerate(self.stages)},
             "rows": _tensor(f"{at}image_position_embed.row_embeddings.weight", self.places, last // 2),
             "columns": _tensor(f"{at}image_position_embed.column_embeddings.weight", self.places, last - last // 2),
             "projection": _tensor(f"{at}image_projection.weight", self.outputs, last),
             "norm": _affine(f"{at}image_proj_norm", self.outputs),
         }
-        return plain(made)
+        return plain(result)
 
     def _stage(self, i: int, stage: DaViTStage, inputs: int) -> Weights:
         at, n = f"{self.root}convs.{i}.", stage.width

@@ -23,7 +23,7 @@ class DeepRouter:
 
     def weights(self, at: str, hidden: int, experts: int) -> Weights:
         at, n = f"{at}{self.name}.", self.size
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "down": linear({f"{at}down_proj": n}, hidden, shard=None, bias=True),
             "norm": Norm("norm", n, self.eps).weights(f"{at}router_mlp."),
             "first": linear({f"{at}router_mlp.fc1": n}, n, shard=None, bias=True),
@@ -32,5 +32,5 @@ class DeepRouter:
             "biases": {"weight": vector(f"{at}balancing_biases", experts + 1, fill="zeros", dtype="float32")},
         }
         if self.carries:
-            made["carry"] = {"weight": vector(f"{at}router_states_scale", n, fill="ones")}
-        return made
+            result["carry"] = {"weight": vector(f"{at}router_states_scale", n, fill="ones")}
+        return result

@@ -58,15 +58,15 @@ class DepthSpec:
         else:
             table = (Source(f"{at}{self.table}.weight", (rest, self.outer), self.codes, self.books * self.codes),)
             head = (Source(f"{at}{self.head}.weight", (self.books - 1, n, self.codes)),)
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "table": Weight(table),
             "layers": {i: self._layer(f"{b}layers.{i}.") for i in range(self.layers)},
             "norm": vector(f"{b}norm.weight", n),
             "head": Weight(head),
         }
         if self.projected:
-            made["enter"] = matrix(f"{b}inputs_embeds_projector", n, self.outer, False)
-        return plain(made)
+            result["enter"] = matrix(f"{b}inputs_embeds_projector", n, self.outer, False)
+        return plain(result)
 
     def _each(self, name: str, width: int) -> tuple[Source, ...]:
         """name: with {} for the number of the codebook."""
@@ -121,13 +121,13 @@ class PositionText:
     """The same of hidden states of that model, which replace a text's vectors at placeholders of media."""
 
     def weights(self, at: str) -> Weights:
-        made: dict[str, Any] = {"table": Weight((Source(f"{at}{self.table}.weight", (self.tokens, self.width)),))}
+        result: dict[str, Any] = {"table": Weight((Source(f"{at}{self.table}.weight", (self.tokens, self.width)),))}
         for key, name in (("text", self.text), ("states", self.states)):
-            made[key] = {
+            result[key] = {
                 "up": matrix(f"{at}{name}.linear_fc1", self.inner, self.width, True),
                 "down": matrix(f"{at}{name}.linear_fc2", self.outer, self.inner, True),
             }
-        return plain(made)
+        return plain(result)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,15 +27,15 @@ class Chain:
 
     def weights(self, root: str, hidden: int, vocab: int) -> Weights:
         at, r = f"{root}markov_head.", self.rank
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "table": Weight((Source(f"{at}markov_w1.weight", (self.known, r)),), role="embedding"),
             "out": linear({f"{at}markov_w2": vocab}, r, shard=None),
         }
         if self.kind == "gated":
-            made["mix"] = linear({f"{at}gate_proj": r}, hidden + r, shard=None, bias=True)
+            result["mix"] = linear({f"{at}gate_proj": r}, hidden + r, shard=None, bias=True)
         elif self.kind == "rnn":
-            made["mix"] = linear({f"{at}joint_proj": 3 * r}, 2 * r + hidden, shard=None, bias=True)
-        return made
+            result["mix"] = linear({f"{at}joint_proj": 3 * r}, 2 * r + hidden, shard=None, bias=True)
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +68,14 @@ class DFlashSpec(ModelSpec):
 
     def weights(self) -> Weights:
         assert self.norm is not None
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "fc": linear({f"{self.root}fc": self.hidden}, self.hidden * len(self.taps), shard=None),
             "context_norm": self.context_norm.weights(self.root),
             "layers": {i: layer.weights(self.root + self.layer.format(i), self.hidden) for i, layer in enumerate(self.layers)},
             "norm": self.norm.weights(self.root),
         }
         if self.chain is not None:
-            made["chain"] = self.chain.weights(self.root, self.hidden, self.vocab)
+            result["chain"] = self.chain.weights(self.root, self.hidden, self.vocab)
         if self.has_head:
-            made["head"] = {"weight": matrices({self.head: self.vocab}, self.hidden, shard=0, role="head")}
-        return made
+            result["head"] = {"weight": matrices({self.head: self.vocab}, self.hidden, shard=0, role="head")}
+        return result

@@ -44,5 +44,5 @@ class DifferentialAttention(Attention):
     def weights(self, at: str, hidden: int) -> Weights:
         inside = f"{at}{self.name}.{self.inside}"
         own = {name: vector(f"{inside}{name}", self.head_dim) for name in LAMBDAS}
-        made = {**Attention.weights(self, at, hidden), "lambda": own}
-        return made | ({"subnorm": Norm(self.subnorm, 2 * self.head_dim, self.eps).weights(inside)} if self.subnorm else {})
+        result = {**Attention.weights(self, at, hidden), "lambda": own}
+        return result | ({"subnorm": Norm(self.subnorm, 2 * self.head_dim, self.eps).weights(inside)} if self.subnorm else {})

@@ -70,19 +70,19 @@ class DisentangledAttention:
 
     def weights(self, at: str, hidden: int) -> Weights:
         at, n = f"{at}{self.name}.", self.heads * self.head_dim
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "qkv": linear({f"{at}{part}": n for part in self.parts}, hidden, shard=0, bias=True),
             "out": linear({f"{at}{self.out}": hidden}, n, shard=1, bias=True),
         }
         if self.fused:
-            made["qkv"] = self._apart(at, hidden)
+            result["qkv"] = self._apart(at, hidden)
         if not self.shared:
             used = [name for name, there in zip(self.places, (self.keys, self.queries), strict=True) if there]
-            made["places"] = linear({f"{at}{name}": n for name in used}, hidden, shard=0, bias=True)
+            result["places"] = linear({f"{at}{name}": n for name in used}, hidden, shard=0, bias=True)
             if self.fused and self.keys:
-                first, *rest = made["places"]["bias"].sources
-                made["places"]["bias"] = replace(made["places"]["bias"], sources=(replace(first, absent=True), *rest))
-        return made
+                first, *rest = result["places"]["bias"].sources
+                result["places"]["bias"] = replace(result["places"]["bias"], sources=(replace(first, absent=True), *rest))
+        return result
 
     def _apart(self, at: str, hidden: int) -> Weights:
         """q, k and v of the fused tensor."""

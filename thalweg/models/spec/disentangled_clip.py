@@ -23,9 +23,9 @@ class DisentangledClipSpec(Wav2VecSpec):
 
     def weights(self, hidden: int) -> Weights:
         """As of `Wav2VecSpec`."""
-        made = dict(Wav2VecSpec.weights(self, hidden))
-        del made["norm"]
+        result = dict(Wav2VecSpec.weights(self, hidden))
+        del result["norm"]
         at = f"{self.root}encoder."
-        made["far"] = Weight((Source(f"{at}rel_embeddings.weight", (2 * self.places_reach, self.hidden)),))
-        made["far_norm"] = scale_shift(f"{at}LayerNorm", self.hidden)
-        return made
+        result["far"] = Weight((Source(f"{at}rel_embeddings.weight", (2 * self.places_reach, self.hidden)),))
+        result["far_norm"] = scale_shift(f"{at}LayerNorm", self.hidden)
+        return result

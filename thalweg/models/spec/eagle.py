@@ -46,24 +46,24 @@ class EagleSpec(ModelSpec):
 
     def weights(self) -> Weights:
         width = self.target_hidden * len(self.taps) if self.paired else 2 * self.hidden
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "fc": linear({f"{self.root}fc": self.hidden}, width, shard=None, bias=self.fc_bias),
             "layers": {i: layer.weights(self.root + self.layer.format(i), self.hidden) for i, layer in enumerate(self.layers)},
         }
         if self.paired:  # its first layer projects both parts at once
-            first, mixer = made["layers"][0], self.layers[0].mixers[0]
+            first, mixer = result["layers"][0], self.layers[0].mixers[0]
             wide = mixer.weights(self.root + self.layer.format(0), 2 * self.hidden)
-            made["layers"][0] = {**first, "mixer": {**first["mixer"], "qkv": wide["qkv"]}}
+            result["layers"][0] = {**first, "mixer": {**first["mixer"], "qkv": wide["qkv"]}}
         if self.tap_norms:
-            made["tap_norms"] = {i: norm.weights(self.root) for i, norm in enumerate(self.tap_norms)}
+            result["tap_norms"] = {i: norm.weights(self.root) for i, norm in enumerate(self.tap_norms)}
         norms: tuple[tuple[str, AnyNorm | None], ...] = (("joined_norm", self.joined_norm), ("norm", self.norm))
-        made |= {key: norm.weights(self.root) for key, norm in norms if norm is not None}
+        result |= {key: norm.weights(self.root) for key, norm in norms if norm is not None}
         if self.mask is not None:
-            made["mask"] = Weight((Source(f"{self.root}mask_hidden", (1, 1, width)),))
+            result["mask"] = Weight((Source(f"{self.root}mask_hidden", (1, 1, width)),))
         if self.embedded:
-            made["table"] = {
+            result["table"] = {
                 "weight": matrices({f"{self.root}{self.embed}": self.embedded}, self.hidden, shard=1, role="embedding")
             }
         if self.has_head:
-            made["head"] = {"weight": matrices({self.head: self.vocab}, self.hidden, shard=0, role="head")}
-        return made
+            result["head"] = {"weight": matrices({self.head: self.vocab}, self.hidden, shard=0, role="head")}
+        return result

@@ -41,12 +41,12 @@ class SampleConvolutions:
             if self.each_normed or not i:
                 convs[i]["norm"] = scale_shift(f"{name}.layer_norm", outputs)
             inputs = outputs
-        made: dict[str, Any] = {"convs": convs}
+        result: dict[str, Any] = {"convs": convs}
         if self.projection:
-            made["enter"] = linear({f"{at}{self.projection}": self.hidden}, inputs, shard=0, bias=True)
+            result["enter"] = linear({f"{at}{self.projection}": self.hidden}, inputs, shard=0, bias=True)
         if self.normed:
-            made["entering"] = scale_shift(f"{at}{self.norm}", inputs)
-        return made
+            result["entering"] = scale_shift(f"{at}{self.norm}", inputs)
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +92,11 @@ Entrance = SampleConvolutions | FrameConvolutions | FrameProjection
 
 def convolution(name: str, shape: tuple[int, ...], bias: bool = True) -> dict[str, Any]:
     """A convolution's kernel, and its bias."""
-    made = {"kernel": Weight((Source(f"{name}.weight", shape),))}
-    return made | ({"bias": vector(f"{name}.bias", shape[0])} if bias else {})
+    result = {"kernel": Weight((Source(f"{name}.weight", shape),))}
+    return result | ({"bias": vector(f"{name}.bias", shape[0])} if bias else {})
 
 
 def scale_shift(name: str, size: int, bias: bool = True) -> dict[str, Weight]:
     """A norm's weight, and its bias."""
-    made = {"scale": vector(f"{name}.weight", size)}
-    return made | ({"shift": vector(f"{name}.bias", size)} if bias else {})
+    result = {"scale": vector(f"{name}.weight", size)}
+    return result | ({"shift": vector(f"{name}.bias", size)} if bias else {})

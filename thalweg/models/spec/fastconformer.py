@@ -101,16 +101,16 @@ class FastConformerSpec:
             depth, point = one if self.causal else (f"layers.{3 * i - 1}", f"layers.{3 * i}")
             convs[2 * i - 1] = self._conv(f"{at}{depth}", 1, c, self.taps)
             convs[2 * i] = self._conv(f"{at}{point}", c, c, 1)
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "convs": convs,
             "enter": linear({f"{at}linear": n}, c * self.count_frames(self.bins), shard=0, bias=True),
             "layers": {i: self.layer.weights(f"{self.root}layers.{i}.") for i in range(self.layers)},
         }
         if self.prompt is not None:
-            made["prompt"] = self.prompt.weights(n)
+            result["prompt"] = self.prompt.weights(n)
         if self.head is not None:
-            made["head"] = self.head.weights(n)
-        return plain(made)
+            result["head"] = self.head.weights(n)
+        return plain(result)
 
     @staticmethod
     def _conv(name: str, inputs: int, outputs: int, taps: int) -> dict[str, Weight]:

@@ -57,7 +57,7 @@ class FrameSource(SpeechEncoder):
     def weights(self, at: str) -> Weights:
         n, root, at = self.hidden, at, f"{at}{self.name}"
         e = f"{at}embedder."
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "scale": Weight((Source(f"{e}comp.log_k.value", (1,), within=TensorView(f"{e}comp.log_k", ())),)),
             "enter": linear({f"{e}linear": n}, self.frame, shard=0),
             "convs": {
@@ -72,8 +72,8 @@ class FrameSource(SpeechEncoder):
             "places": Weight((Source(f"{root}decoder.pos_emb.weight", (self.rows, n)),)),
         }
         if self.projected:
-            made["out"] = linear({f"{root}decoder.proj": self.projected}, n, shard=0)
-        return plain(made)
+            result["out"] = linear({f"{root}decoder.proj": self.projected}, n, shard=0)
+        return plain(result)
 
     def _layer(self, at: str) -> Weights:
         n, inside, a = self.hidden, self.heads * self.head_dim, f"{at}self_attn."

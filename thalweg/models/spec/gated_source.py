@@ -40,15 +40,15 @@ class GatedSource(SpeechEncoder):
 
     def weights(self, at: str) -> Weights:
         at, n = f"{at}{self.name}", self.hidden
-        made: dict[str, Any] = {"convs": {}}
+        result: dict[str, Any] = {"convs": {}}
         inputs = self.bins
         for i, taps in enumerate(self.taps):
             outputs, name = 2 * n if i + 1 == len(self.taps) else self.channels, f"{at}conv.conv_layers.{i}"
-            made["convs"][i] = {
+            result["convs"][i] = {
                 "weight": Weight((Source(f"{name}.weight", (outputs, inputs, taps)),)),
                 "bias": vector(f"{name}.bias", outputs),
             }
             inputs = outputs // 2
-        made["layers"] = {i: each.weights(at + self.layer.format(i), n) for i, each in enumerate(self.layers)}
-        made["norm"] = self.norm.weights(at)
-        return made
+        result["layers"] = {i: each.weights(at + self.layer.format(i), n) for i, each in enumerate(self.layers)}
+        result["norm"] = self.norm.weights(at)
+        return result

@@ -41,11 +41,11 @@ class GatedResidual:
 
     def weights(self, at: str, hidden: int) -> Weights:
         own, n = f"{at}{self.name}.", self.streams
-        made = dict(gates(own, n, self.rank, hidden))
-        made["inject"] = linear({f"{own}block_inject_weight": n}, n * hidden, shard=None)
+        result = dict(gates(own, n, self.rank, hidden))
+        result["inject"] = linear({f"{own}block_inject_weight": n}, n * hidden, shard=None)
         if self.inputs is not None:
-            made["inputs"] = self.inputs.weights(at, hidden)
-        return made
+            result["inputs"] = self.inputs.weights(at, hidden)
+        return result
 
 
 def gates(at: str, streams: int, rank: int, hidden: int) -> Weights:

@@ -99,7 +99,7 @@ class LatentAttention:
         at, each = f"{at}{self.name}.", self.nope_dim + self.rope_dim
         down = {f"{at}q_a_proj": self.q_latent} if self.q_latent else {}
         down[f"{at}kv_a_proj_with_mqa"] = self.latent + self.rope_dim
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "down": linear(down, hidden, shard=None, bias=self.bias),
             "kv_norm": self.norm_of("kv_a_layernorm", self.latent).weights(at),
             "k_up": {"weight": self._up(at, "k_b_proj", 0, self.nope_dim)},
@@ -107,24 +107,24 @@ class LatentAttention:
             "out": linear({f"{at}o_proj": hidden}, self.heads * self.value_dim, shard=1, bias=self.bias),
         }
         if self.q_latent:
-            made["q_norm"] = self.norm_of("q_a_layernorm", self.q_latent).weights(at)
+            result["q_norm"] = self.norm_of("q_a_layernorm", self.q_latent).weights(at)
         if self.softmax_scaling:
-            made["grows"] = growth_weights(f"{at}{self.softmax_scaling}", self.heads, shard=0)
+            result["grows"] = growth_weights(f"{at}{self.softmax_scaling}", self.heads, shard=0)
         if self.key_norm:
-            made["key_norm"] = Norm(self.key_norm, self.rope_dim, self.eps).weights(at)
+            result["key_norm"] = Norm(self.key_norm, self.rope_dim, self.eps).weights(at)
         if self.sinks:
-            made["sinks"] = {"weight": vector(f"{at}{self.sinks}", self.heads, shard=0)}
+            result["sinks"] = {"weight": vector(f"{at}{self.sinks}", self.heads, shard=0)}
         if self.indexer is not None:
-            made["indexer"] = self.indexer.weights(at, hidden, self.q_latent)
+            result["indexer"] = self.indexer.weights(at, hidden, self.q_latent)
         if self.gate:
             outputs = self.heads * (self.value_dim if self.gate_values else 1)
-            made["gate"] = linear({f"{at}{self.gate}": outputs}, hidden, shard=0)
+            result["gate"] = linear({f"{at}{self.gate}": outputs}, hidden, shard=0)
         q = "q_b_proj" if self.q_latent else "q_proj"
         outputs, inputs = (each, self.q_latent or hidden)
         if self.q_gate:
             outputs, inputs = each + self.value_dim, 2 * self.q_latent
-        made["q"] = linear({f"{at}{q}": self.heads * outputs}, inputs, shard=0)
-        return made
+        result["q"] = linear({f"{at}{q}": self.heads * outputs}, inputs, shard=0)
+        return result
 
     def norm_of(self, name: str, size: int) -> Norm | GatedNorm:
         """Of a latent."""

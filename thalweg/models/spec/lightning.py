@@ -75,12 +75,12 @@ class LightningAttention:
             views = (TensorView(f"{at}qkv_proj.weight", (3 * n, hidden), first=i * d, run=d, every=3 * d) for i in range(3))
             qkv = (Source(f"{at}{part}.weight", (n, hidden), within=view) for part, view in zip("qkv", views, strict=True))
             sources = tuple(qkv)
-        made = {
+        result = {
             "in": {"weight": Weight((*sources, Source(f"{at}{self.gate}.weight", (n, hidden))), 0, "linear")},
             "norm": self.norm.weights(at),
             "out": linear({f"{at}{self.out}": hidden}, n, shard=1),
         }
         if self.head_norm is not None:
             for key, name in (("q_norm", self.head_norm.q), ("k_norm", self.head_norm.k)):
-                made[key] = Norm(name, d, self.head_norm.eps).weights(at)
-        return made
+                result[key] = Norm(name, d, self.head_norm.eps).weights(at)
+        return result

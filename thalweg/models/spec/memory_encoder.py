@@ -29,7 +29,7 @@ class MemoryLayer:
 
     def weights(self, at: str) -> Weights:
         n, a = self.hidden, f"{at}self_attn."
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "norm1": scale_shift(f"{at}input_layernorm", self.inputs),
             "qkv": linear({f"{a}{x}_proj": n for x in "qkv"}, self.inputs, shard=0, bias=True),
             "out": linear({f"{a}o_proj": n}, n, shard=0, bias=True),
@@ -38,10 +38,10 @@ class MemoryLayer:
             "down": linear({f"{at}mlp.fc2": n}, self.inner, shard=0, bias=True),
         }
         if self.taps:
-            made["memory"] = Weight((Source(f"{a}fsmn.conv.weight", (n, 1, self.taps)),))
+            result["memory"] = Weight((Source(f"{a}fsmn.conv.weight", (n, 1, self.taps)),))
         if self.normed:
-            made["last"] = scale_shift(f"{at}final_layernorm", n)
-        return made
+            result["last"] = scale_shift(f"{at}final_layernorm", n)
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

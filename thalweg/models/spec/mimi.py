@@ -59,15 +59,17 @@ class MimiSpec:
     def weights(self) -> Weights:
         """Whole on each rank."""
         at, n = self.root, self.hidden
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "semantic": self._quantizer(f"{at}quantizer.semantic_residual_vector_quantizer.", self.semantic),
             "acoustic": self._quantizer(f"{at}quantizer.acoustic_residual_vector_quantizer.", self.books - self.semantic),
             "layers": {i: self._layer(f"{at}decoder_transformer.layers.{i}.") for i in range(self.layers)},
             **self._convolutions(f"{at}decoder.layers."),
         }
         if self.stride > 1:
-            made["divide"] = {"kernel": Weight((Source(f"{at}upsample.conv.weight", (n, n // self.groups, 2 * self.stride)),))}
-        return plain(made)
+            result["divide"] = {
+                "kernel": Weight((Source(f"{at}upsample.conv.weight", (n, n // self.groups, 2 * self.stride)),))
+            }
+        return plain(result)
 
     def _quantizer(self, at: str, books: int) -> Weights:
         tables = {
@@ -96,7 +98,7 @@ class MimiSpec:
 
     def _convolutions(self, at: str) -> dict[str, Any]:
         n, number, ups = self.filters << len(self.ratios), 1, dict[int, Any]()
-        made: dict[str, Any] = {"enter": convolution(f"{at}0.conv", n, self.hidden, self.taps)}
+        result: dict[str, Any] = {"enter": convolution(f"{at}0.conv", n, self.hidden, self.taps)}
         for i, ratio in enumerate(self.ratios):
             name, half = f"{at}{number + 1}.conv", n // 2
             inner, number = half // self.compress, number + 2
@@ -110,4 +112,4 @@ class MimiSpec:
             }
             ups[i] = {"up": {"kernel": kernel, "bias": vector(f"{name}.bias", half)}, "blocks": blocks}
             n, number = half, number + self.blocks
-        return made | {"ups": ups, "leave": convolution(f"{at}{number + 1}.conv", 1, self.filters, self.last_taps)}
+        return result | {"ups": ups, "leave": convolution(f"{at}{number + 1}.conv", 1, self.filters, self.last_taps)}

@@ -47,13 +47,13 @@ class MLP:
     def weights(self, at: str, hidden: int) -> Weights:
         at = f"{at}{self.name}."
         parts = {f"{at}{self.gate}": self.inner, f"{at}{self.up}": self.inner}
-        made = linear(parts, hidden, shard=0, bias=self.bias, turned=self.turned,
+        result = linear(parts, hidden, shard=0, bias=self.bias, turned=self.turned,
                       fused=f"{at}{self.fused}" if self.fused else "")  # fmt: skip
         if self.swapped:  # the layer wants the gate's rows first
-            made = {key: replace(w, sources=w.sources[::-1]) for key, w in made.items()}
+            result = {key: replace(w, sources=w.sources[::-1]) for key, w in result.items()}
         down_bias = self.bias if self.down_bias is None else self.down_bias
         down = linear({f"{at}{self.down}": hidden}, self.inner, shard=1, bias=down_bias, turned=self.turned)
-        return {"gate_up": made, "down": down}
+        return {"gate_up": result, "down": down}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,5 +27,5 @@ class ModalityMoE:
         return self.text.width + self.image.width + (self.shared.width if self.shared else 0)
 
     def weights(self, at: str, hidden: int) -> Weights:
-        made = {"text": self.text.weights(at, hidden), "image": self.image.weights(at, hidden)}
-        return made | ({} if self.shared is None else {"shared": self.shared.weights(f"{at}{self.name}.", hidden)})
+        result = {"text": self.text.weights(at, hidden), "image": self.image.weights(at, hidden)}
+        return result | ({} if self.shared is None else {"shared": self.shared.weights(f"{at}{self.name}.", hidden)})

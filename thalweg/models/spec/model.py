@@ -95,15 +95,15 @@ class Layer:
 
     def weights(self, at: str, hidden: int) -> Weights:
         norms = {k: n.weights(at) for k in Norms.KEYS if (n := getattr(self.norms, k)) is not None}
-        made: dict[str, Any] = {"norms": norms}
+        built: dict[str, Any] = {"norms": norms}
         if isinstance(self.mixer, tuple):
-            made["mixer"] = {i: each.weights(at, hidden) for i, each in enumerate(self.mixer)}
+            built["mixer"] = {i: each.weights(at, hidden) for i, each in enumerate(self.mixer)}
         elif self.mixer is not None:
-            made["mixer"] = self.mixer.weights(at, hidden)
+            built["mixer"] = self.mixer.weights(at, hidden)
         for key in ("ffn", "laurel", "around"):
             if (part := getattr(self, key)) is not None:
-                made[key] = part.weights(at, hidden)
-        return made
+                built[key] = part.weights(at, hidden)
+        return built
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -294,7 +294,7 @@ class ModelSpec:
         """Every parameter, by the keys that loaded parameters have."""
         table = f"{self.root}{self.embed}"
         numbers = self.numbers or range(len(self.layers))
-        made: dict[str, Any] = {
+        built: dict[str, Any] = {
             "embed": {"weight": Weight(tuple(self._embedding(f"{table}.weight")), 1, "embedding")},
             "layers": {
                 i: self.layers[i].weights(self.root + self.layer.format(numbers[i]), self.hidden) for i in self.layer_range
@@ -302,9 +302,9 @@ class ModelSpec:
         }
         for key, encoder in (("speech", self.speech), ("text", self.text), ("tile_source", self.tile_source)):
             if encoder is not None:
-                made[key] = encoder.weights(self.root)
+                built[key] = encoder.weights(self.root)
         if self.learned:
-            made["learned"] = {i: each.weights(self.root, self.embed_width) for i, each in enumerate(self.learned)}
+            built["learned"] = {i: each.weights(self.root, self.embed_width) for i, each in enumerate(self.learned)}
         for key, part in (
             ("distances", self.distances),
             ("inputs", self.inputs),
@@ -312,23 +312,23 @@ class ModelSpec:
             ("embed_projection", self.embed_projection),
         ):
             if part is not None:
-                made[key] = part.weights(self.root, self.hidden)
+                built[key] = part.weights(self.root, self.hidden)
         if (scaled := self.scaled_rope) is not None:
-            made["frequencies"] = {"log": vector(self.root + scaled.scaled, scaled.dim // 2, fill="zeros", dtype="float32")}
+            built["frequencies"] = {"log": vector(self.root + scaled.scaled, scaled.dim // 2, fill="zeros", dtype="float32")}
         for key, norm in (("embed_norm", self.embed_norm), ("norm", self.norm)):
             if norm is not None:
-                made[key] = norm.weights(self.root)
-        made |= self._tail_weights()
+                built[key] = norm.weights(self.root)
+        built |= self._tail_weights()
         for key, tower in (("vision", self.vision), ("audio", self.audio)):
             if tower is not None:
-                made[key] = tower.weights(self.hidden)
+                built[key] = tower.weights(self.hidden)
         if self.voice is not None:
-            made["voice"] = self.voice.weights()
+            built["voice"] = self.voice.weights()
         for key, spoken in (("spoken_text", self.spoken_text), ("depth", self.depth)):
             if spoken is not None:
-                made[key] = spoken.weights(self.root)
+                built[key] = spoken.weights(self.root)
         missing = {*(() if self.embeds else ENTRY), *(() if self.finishes else TAIL)}
-        return {key: part for key, part in made.items() if key not in missing}
+        return {key: part for key, part in built.items() if key not in missing}
 
     def _embedding(self, name: str) -> Iterator[Source]:
         """Runs of rows of the stored embedding."""
@@ -348,35 +348,35 @@ class ModelSpec:
             yield Source(f"{self.root}{more}", (rows, self.embed_width))
 
     def _tail_weights(self) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+        built: dict[str, Any] = {}
         if self.pooling is None:
             table = f"{self.root}{self.embed}"
             shape = {table if self.tied else self.head: self.head_rows or self.vocab}
-            made["head"] = {"weight": matrices(shape, self.hidden, shard=0, role="tied" if self.tied else "head")}
+            built["head"] = {"weight": matrices(shape, self.hidden, shard=0, role="tied" if self.tied else "head")}
             if self.head_stored:
-                kept = replace(made["head"]["weight"].sources[0], rows=self.head_stored)
-                made["head"]["weight"] = replace(made["head"]["weight"], sources=(kept,))
+                kept = replace(built["head"]["weight"].sources[0], rows=self.head_stored)
+                built["head"]["weight"] = replace(built["head"]["weight"], sources=(kept,))
             if self.head_normed:  # under a name that no file has
                 name = f"{self.head}.weight"
                 source = Source(f"{name}.normed", (self.vocab, self.hidden))
                 view = TensorView(name, source.shape, normed=True)
-                made["head"]["weight"] = attach_views(replace(made["head"]["weight"], sources=(source,)), [view])
+                built["head"]["weight"] = attach_views(replace(built["head"]["weight"], sources=(source,)), [view])
             if self.code_rows is not None:
                 sources = self.code_rows.head(f"{self.head}.weight", self.hidden)
-                made["head"]["weight"] = replace(made["head"]["weight"], sources=sources)
+                built["head"]["weight"] = replace(built["head"]["weight"], sources=sources)
             if self.head_bias:
-                made["head"]["bias"] = vector(f"{self.head}.bias", self.vocab, shard=0)
+                built["head"]["bias"] = vector(f"{self.head}.bias", self.vocab, shard=0)
             if self.logit_bias:  # under a name that no file has
                 name = f"{self.root}{self.logit_bias}"
                 source = Source(f"{name}.row", (self.vocab,), within=TensorView(name, (1, self.vocab), at=0))
-                made["head"]["bias"] = Weight((source,), 0)
+                built["head"]["bias"] = Weight((source,), 0)
         elif self.pooling.classes is not None:
-            made["classes"] = self.pooling.classes.weights(self.root, self.hidden)
+            built["classes"] = self.pooling.classes.weights(self.root, self.hidden)
         if self.pooling is not None and self.pooling.lexical is not None:
-            made["lexical"] = self.pooling.lexical.weights(self.root, self.hidden)
+            built["lexical"] = self.pooling.lexical.weights(self.root, self.hidden)
         if self.pooling is not None and self.pooling.dense:
-            made["dense"] = {i: each.weights() for i, each in enumerate(self.pooling.dense)}
-        return made
+            built["dense"] = {i: each.weights() for i, each in enumerate(self.pooling.dense)}
+        return built
 
     @property
     def embed_width(self) -> int:

@@ -49,8 +49,8 @@ class LayerNorm:
 
     def weights(self, at: str) -> Weights:
         at = f"{at}{self.name}"
-        made = {"weight": vector(f"{at}.weight", self.size, fill="zeros" if self.offset else "ones")} if self.weight else {}
-        return made | ({"bias": vector(f"{at}.bias", self.size, fill="zeros")} if self.bias else {})
+        result = {"weight": vector(f"{at}.weight", self.size, fill="zeros" if self.offset else "ones")} if self.weight else {}
+        return result | ({"bias": vector(f"{at}.bias", self.size, fill="zeros")} if self.bias else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Scale:
     """What is added to x before; "" = nothing."""
 
     def weights(self, at: str) -> Weights:
-        made = {"weight": vector(f"{at}{self.name}", self.size, fill="ones")}
+        result = {"weight": vector(f"{at}{self.name}", self.size, fill="ones")}
         parts = {key: name for key, name in (("less", self.less), ("more", self.more)) if name}
-        return made | {key: vector(f"{at}{name}", self.size, fill="zeros") for key, name in parts.items()}
+        return result | {key: vector(f"{at}{name}", self.size, fill="zeros") for key, name in parts.items()}
 
 
 @dataclass(frozen=True, slots=True)

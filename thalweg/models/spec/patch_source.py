@@ -56,7 +56,7 @@ class PatchSource:
     def weights(self, at: str) -> Weights:
         root, n = f"{self.root}embeddings.", self.hidden
         patch = f"{root}{self.patch}"
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "patch": {"weight": convolution(patch, n, self.kernel), "bias": vector(f"{patch}.bias", n)},
             "places": Weight((Source(f"{root}{self.places}", (1, self.sources, n)),)),
             "learned": {i: Weight((Source(f"{root}{name}", (1, 1, n)),)) for i, name in enumerate(self.learned)},
@@ -64,5 +64,5 @@ class PatchSource:
             "norm": self.norm.weights(self.root),
         }
         if self.projector:
-            made["projector"] = linear({self.projector: self.outputs}, n, shard=None, bias=True)
-        return plain(made)
+            result["projector"] = linear({self.projector: self.outputs}, n, shard=None, bias=True)
+        return plain(result)

@@ -37,13 +37,13 @@ class PerceiverSpec:
     def weights(self, outputs: int) -> Weights:
         """outputs: size of the language model's vectors, as `hidden`."""
         at = f"{self.root}perceiver_resampler."
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "enter": self._mlp(f"{self.root}modality_projection.", self.inputs, self.inner, outputs),
             "query": Weight((Source(f"{at}latents", (self.queries, outputs)),)),
             "layers": {i: self._layer(f"{at}layers.{i}.", outputs) for i in range(self.layers)},
             "leave": self.norm("norm").weights(at),
         }
-        return made
+        return result
 
     def _layer(self, at: str, n: int) -> Weights:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim

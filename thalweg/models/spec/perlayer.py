@@ -71,5 +71,5 @@ class LayerEnding:
     """The tensor of that number; "" = none."""
 
     def weights(self, at: str, hidden: int) -> Weights:
-        made: dict[str, Weights] = {} if self.input is None else {"input": self.input.weights(at, hidden)}
-        return made | ({"scalar": {"weight": vector(f"{at}{self.scalar}", 1, fill="ones")}} if self.scalar else {})
+        result: dict[str, Weights] = {} if self.input is None else {"input": self.input.weights(at, hidden)}
+        return result | ({"scalar": {"weight": vector(f"{at}{self.scalar}", 1, fill="ones")}} if self.scalar else {})

@@ -34,7 +34,7 @@ class PooledSource(SpeechEncoder):
 
     def weights(self, at: str) -> Weights:
         at, n, inner = f"{at}{self.name}", self.hidden, self.conformer.inner
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             **self.entrance.weights(at),
             "layers": {i: self.conformer.weights(f"{at}encoder.layers.{i}.") for i in range(self.depth)},
             "last": LayerNorm("encoder.layer_norm", n, self.conformer.eps).weights(at),
@@ -43,5 +43,5 @@ class PooledSource(SpeechEncoder):
             "norm": LayerNorm("inner_layer_norm", n, self.conformer.eps).weights(at),
         }
         if self.adapter is not None:
-            made["adapter"] = self.adapter.weights()
-        return plain(made)
+            result["adapter"] = self.adapter.weights()
+        return plain(result)

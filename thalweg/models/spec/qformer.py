@@ -47,13 +47,13 @@ class QFormerSpec:
         }
 
     def _layer(self, at: str, i: int) -> Weights:
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "own": self._attention(f"{at}attention.", self.hidden),
             "up": linear({f"{at}intermediate_query.dense": self.inner}, self.hidden, shard=0, bias=True),
             "down": linear({f"{at}output_query.dense": self.hidden}, self.inner, shard=0, bias=True),
             "norm": self.norm("output_query.LayerNorm").weights(at),
         }
-        return made | ({"window": self._attention(f"{at}crossattention.", self.source)} if self.attends(i) else {})
+        return result | ({"window": self._attention(f"{at}crossattention.", self.source)} if self.attends(i) else {})
 
     def _attention(self, at: str, inputs: int) -> Weights:
         n = self.hidden

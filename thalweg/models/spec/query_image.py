@@ -34,11 +34,11 @@ class QueryImageSpec:
     def weights(self) -> Weights:
         at, n, rows = f"{self.root}embeddings.", self.hidden, self.side**2 + 1
         patch = f"{at}patch_embedding"
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "patch": {"weight": convolution(patch, n, self.kernel), "bias": vector(f"{patch}.bias", n)},
             "whole": Weight((Source(f"{at}class_embedding", (1, 1, n)),)),
             "places": Weight((Source(f"{at}position_embedding", (1, rows, n)),)),
             "layers": {i: each.weights(f"{self.root}encoder.layers.{i}.", n) for i, each in enumerate(self.layers)},
             "norm": self.norm.weights(self.root), "reads": self.reads.weights(self.outputs),
         }  # fmt: skip
-        return plain(made)
+        return plain(result)

@@ -31,7 +31,7 @@ class QueryProjectorSpec:
         """outputs: size of the language model's vectors."""
         at, n = self.root, self.hidden
         cross = f"{at}cross_attn."
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "query": Weight((Source(f"{at}query", (self.queries, n)),)),
             **{part: linear({f"{cross}{part}_proj": n}, n, shard=0) for part in "qkv"},
             "qkv": Weight((Source(f"{cross}multihead_attn.in_proj_weight", (3 * n, n)),)),
@@ -43,4 +43,4 @@ class QueryProjectorSpec:
             "up": linear({f"{at}feed_forward.linear_in": self.inner}, n, shard=0),
             "down": linear({f"{at}feed_forward.linear_out": outputs}, self.inner, shard=0),
         }  # fmt: skip
-        return made
+        return result

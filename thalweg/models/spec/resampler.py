@@ -28,11 +28,11 @@ class ResamplerSpec:
     def weights(self, outputs: int) -> Weights:
         """outputs: size of the language model's vectors, as `hidden`."""
         at, n = self.root, outputs
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "query": Weight((Source(f"{at}query", (self.queries, n)),)),
             "qkv": Weight((Source(f"{at}attn.in_proj_weight", (3 * n, n)),)), "shift": vector(f"{at}attn.in_proj_bias", 3 * n),
             "attended": linear({f"{at}attn.out_proj": n}, n, shard=0, bias=True),
             "out": Weight((Source(f"{at}proj", (n, n)),)),
             **{key: self.norm(f"ln_{key}").weights(at) for key in ("q", "kv", "post")},
         }  # fmt: skip
-        return made | ({} if self.inputs == n else {"enter": linear({f"{at}kv_proj": n}, self.inputs, shard=0)})
+        return result | ({} if self.inputs == n else {"enter": linear({f"{at}kv_proj": n}, self.inputs, shard=0)})

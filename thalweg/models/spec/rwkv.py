@@ -37,15 +37,15 @@ class ChannelMix:
 
     def weights(self, at: str, hidden: int) -> Weights:
         at = f"{at}{self.name}."
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "mix": _mixtures(at, self.mixes, hidden, self.mix_dims),
             "shift": _last_tap(at, hidden),
             "key": linear({f"{at}key": self.inner}, hidden, shard=None),
             "value": linear({f"{at}value": hidden}, self.inner, shard=None),
         }
         if self.receptance:
-            made["receptance"] = linear({f"{at}{self.receptance}": hidden}, hidden, shard=None)
-        return made
+            result["receptance"] = linear({f"{at}{self.receptance}": hidden}, hidden, shard=None)
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

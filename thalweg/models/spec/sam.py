@@ -126,7 +126,7 @@ class SamSpec:
         """hidden: the language model's. Every parameter is whole on each rank, and held in the model's dtype."""
         at, n, c = self.root, self.hidden, self.channels
         patch = f"{at}patch_embed.projection"
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "patch": {**_conv(patch, n, 3, self.patch), "bias": vector(f"{patch}.bias", n)},
             "layers": {i: self._layer(f"{at}layers.{i}.", i) for i in range(self.layers)},
             "neck": self.neck_weights(f"{at}neck."),
@@ -137,12 +137,12 @@ class SamSpec:
             "projector": self.projector.weights(),
         }  # fmt: skip
         if self.places:
-            made["places"] = Weight((Source(f"{at}pos_embed", (1, self.grid, self.grid, n)),))
+            result["places"] = Weight((Source(f"{at}pos_embed", (1, self.grid, self.grid, n)),))
         if self.reader is not None:
-            made["reader"] = self.reader.weights()
+            result["reader"] = self.reader.weights()
         if self.learned:
-            made["learned"] = {i: vector(name, hidden) for i, name in enumerate(self.learned)}
-        return plain(made)
+            result["learned"] = {i: vector(name, hidden) for i, name in enumerate(self.learned)}
+        return plain(result)
 
     def neck_weights(self, at: str) -> Weights:
         """The convolutions that keep the grid. at: what their names begin with."""
@@ -154,7 +154,7 @@ class SamSpec:
 
     def _layer(self, at: str, i: int) -> Weights:
         n, each = self.hidden, self.hidden // self.heads
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "norm1": _norm(f"{at}layer_norm1", n), "norm2": _norm(f"{at}layer_norm2", n),
             "qkv": linear({f"{at}attn.qkv": 3 * n}, n, shard=0, bias=self.bias),
             "out": linear({f"{at}attn.proj": n}, n, shard=0, bias=True),
@@ -163,8 +163,8 @@ class SamSpec:
         }  # fmt: skip
         if self.distances:
             rows = 2 * (self.grid if i in self.wide else self.window) - 1
-            made |= {axis: Weight((Source(f"{at}attn.rel_pos_{axis}", (rows, each)),)) for axis in ("h", "w")}
-        return made
+            result |= {axis: Weight((Source(f"{at}attn.rel_pos_{axis}", (rows, each)),)) for axis in ("h", "w")}
+        return result
 
 
 def _norm(name: str, size: int) -> Weights:

@@ -31,14 +31,14 @@ class SamPairSpec(SamSpec):
     """Size of both halves together."""
 
     def weights(self, hidden: int) -> Weights:
-        made: dict[str, Any] = dict(SamSpec.weights(self, hidden))
-        made["second"] = self.neck_weights(self.second)
-        made["weigh"] = vector(self.weigh, 1)
+        result: dict[str, Any] = dict(SamSpec.weights(self, hidden))
+        result["second"] = self.neck_weights(self.second)
+        result["weigh"] = vector(self.weigh, 1)
         low = self.low.weights(hidden)
-        made["low"] = {key: low[key] for key in ("patch", "places", "layers", "leave")}
+        result["low"] = {key: low[key] for key in ("patch", "places", "layers", "leave")}
         inputs = (self.convs[-1][1], self.low.hidden)
-        made["halves"] = {
+        result["halves"] = {
             i: linear({name: self.joined // 2}, size, shard=0, bias=True)
             for i, (name, size) in enumerate(zip(self.halves, inputs, strict=True))
         }
-        return plain(made)
+        return plain(result)

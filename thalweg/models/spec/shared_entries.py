@@ -35,14 +35,14 @@ class SharedEntries:
 
     def weights(self, at: str, hidden: int) -> Weights:
         at = f"{at}{self.name}."
-        made: dict[str, Weights] = {
+        result: dict[str, Weights] = {
             "key": {"weight": Weight((Source(f"{at}indexer.wk.weight", (self.index_dim, self.dim)),), role="linear")},
             "key_norm": Norm("k_norm", self.index_dim, self.eps).weights(f"{at}indexer."),
         }
         if self.rate == 1:
-            made["entry"] = linear({f"{at}compressor.wkv": self.dim}, hidden, shard=None)
-            made["entry_norm"] = Norm("norm", self.dim, self.eps).weights(f"{at}compressor.")
-        return made
+            result["entry"] = linear({f"{at}compressor.wkv": self.dim}, hidden, shard=None)
+            result["entry_norm"] = Norm("norm", self.dim, self.eps).weights(f"{at}compressor.")
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

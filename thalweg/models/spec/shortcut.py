@@ -22,5 +22,5 @@ class ShortcutMoE:
         return max(self.mlp.width, self.moe.width if self.moe else 0)
 
     def weights(self, at: str, hidden: int) -> Weights:
-        made = {"mlp": self.mlp.weights(at, hidden)}
-        return made if self.moe is None else made | {"moe": self.moe.weights(at, hidden)}
+        result = {"mlp": self.mlp.weights(at, hidden)}
+        return result if self.moe is None else result | {"moe": self.moe.weights(at, hidden)}

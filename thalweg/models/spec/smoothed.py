@@ -102,10 +102,10 @@ class SmoothedFFN:
             name, rows = f"{at}{self.ffn.name}.{self.joined}", self.ffn.inner
             views = [TensorView(name, (2 * rows, hidden), first=i, step=2) for i in range(2)]
             inner["gate_up"] = {"weight": attach_views(inner["gate_up"]["weight"], views)}
-        made: dict[str, Any] = {"ffn": inner, "smooth": smoothing(f"{at}{self.smooth}", hidden, self.taps)}
+        result: dict[str, Any] = {"ffn": inner, "smooth": smoothing(f"{at}{self.smooth}", hidden, self.taps)}
         if self.scale:
-            made["scale"] = {"weight": Weight((Source(f"{at}{self.scale}", (1,)),), dtype="float32")}
-        return made
+            result["scale"] = {"weight": Weight((Source(f"{at}{self.scale}", (1,)),), dtype="float32")}
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,21 +120,21 @@ class SinkMoE(MoE):
     """The tensor of one number that multiplies all weights."""
 
     def weights(self, at: str, hidden: int) -> Weights:
-        made: dict[str, Any] = dict(MoE.weights(self, at, hidden))
+        result: dict[str, Any] = dict(MoE.weights(self, at, hidden))
         own = f"{at}{self.name}."
         scored = Source(f"{own}{self.correction}", (self.experts - self.always,))
-        made["correction"] = {"bias": Weight((scored,), fill="zeros", dtype="float32")}
-        made["gain"] = {"weight": Weight((Source(f"{own}{self.gain}", (1,)),), fill="ones", dtype="float32")}
+        result["correction"] = {"bias": Weight((scored,), fill="zeros", dtype="float32")}
+        result["gain"] = {"weight": Weight((Source(f"{own}{self.gain}", (1,)),), fill="ones", dtype="float32")}
         for key, outputs, inputs in (("gate_up", 2 * self.inner, hidden), ("down", hidden, self.inner)):
-            weight: Weight = made[key]["weight"]
+            weight: Weight = result[key]["weight"]
             run = len(weight.sources) // self.experts
             views = [
                 self._view(own, source.within, *divmod(i, run), key == "down", outputs, inputs)
                 for i, source in enumerate(weight.sources)
                 if source.within is not None
             ]
-            made[key] = {"weight": attach_views(weight, views)}
-        return made
+            result[key] = {"weight": attach_views(weight, views)}
+        return result
 
     def _view(
         self, own: str, view: TensorView, expert: int, part: int, down: bool, outputs: int, inputs: int

@@ -47,14 +47,14 @@ class SpeechEncoder:
 
     def weights(self, at: str) -> Weights:
         at, n = f"{at}{self.name}", self.hidden
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             f"conv{i}": {
                 "weight": Weight((Source(f"{at}conv{i}.weight", (n, inputs, TAPS)),)),
                 "bias": vector(f"{at}conv{i}.bias", n),
             }
             for i, inputs in ((1, self.bins), (2, n))
         }
-        made["positions"] = {"weight": Weight((Source(f"{at}embed_positions.weight", (self.sources, n)),))}
-        made["layers"] = {i: each.weights(at + self.layer.format(i), n) for i, each in enumerate(self.layers)}
-        made["norm"] = self.norm.weights(at)
-        return made
+        result["positions"] = {"weight": Weight((Source(f"{at}embed_positions.weight", (self.sources, n)),))}
+        result["layers"] = {i: each.weights(at + self.layer.format(i), n) for i, each in enumerate(self.layers)}
+        result["norm"] = self.norm.weights(at)
+        return result

@@ -54,20 +54,20 @@ class SwinSource:
 
     def weights(self, at: str) -> Weights:
         root, n = f"{self.root}embeddings.", self.hidden
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "patch": _affine(f"{root}patch_embeddings.projection", n, self.channels, self.patch, self.patch),
             "norm": _affine(f"{root}norm", n),
             "stages": {i: self._stage(i, n << i) for i in range(len(self.depths))},
         }
-        return plain(made)
+        return plain(result)
 
     def _stage(self, i: int, n: int) -> Weights:
         at = f"{self.root}encoder.layers.{i}."
-        made: dict[str, Any] = {"blocks": {j: self._block(f"{at}blocks.{j}.", i, n) for j in range(self.depths[i])}}
+        result: dict[str, Any] = {"blocks": {j: self._block(f"{at}blocks.{j}.", i, n) for j in range(self.depths[i])}}
         if i + 1 < len(self.depths):
-            made["merge_norm"] = _affine(f"{at}downsample.norm", 4 * n)
-            made["merge"] = {"weight": _tensor(f"{at}downsample.reduction.weight", 2 * n, 4 * n)}
-        return made
+            result["merge_norm"] = _affine(f"{at}downsample.norm", 4 * n)
+            result["merge"] = {"weight": _tensor(f"{at}downsample.reduction.weight", 2 * n, 4 * n)}
+        return result
 
     def _block(self, at: str, i: int, n: int) -> Weights:
         inner, own = int(n * self.inner), f"{at}attention.self."

@@ -58,17 +58,19 @@ class TextEncoder:
 
     def weights(self, at: str) -> Weights:
         at, n = f"{at}{self.name}", self.hidden
-        made: dict[str, Any] = {"layers": {i: each.weights(at + self.layer.format(i), n) for i, each in enumerate(self.layers)}}
+        result: dict[str, Any] = {
+            "layers": {i: each.weights(at + self.layer.format(i), n) for i, each in enumerate(self.layers)}
+        }
         if self.embed:
             table = Source(f"{at}{self.embed}.weight", (self.vocab, n))
-            made["embed"] = {"weight": Weight((table,), role="embedding")}
+            result["embed"] = {"weight": Weight((table,), role="embedding")}
         if self.globals:
-            made["globals"] = {"weight": Weight((Source(f"{at}embed_global.weight", (self.globals, n)),), role="embedding")}
+            result["globals"] = {"weight": Weight((Source(f"{at}embed_global.weight", (self.globals, n)),), role="embedding")}
         if self.learned:
-            made["learned"] = {i: each.weights(at, n) for i, each in enumerate(self.learned)}
+            result["learned"] = {i: each.weights(at, n) for i, each in enumerate(self.learned)}
         if self.vision is not None:
-            made["vision"] = self.vision.weights()
+            result["vision"] = self.vision.weights()
         for key, norm in (("embed_norm", self.embed_norm), ("norm", self.norm)):
             if norm is not None:
-                made[key] = norm.weights(at)
-        return made
+                result[key] = norm.weights(at)
+        return result

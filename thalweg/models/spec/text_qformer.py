@@ -21,16 +21,16 @@ class TextQFormerSpec(QFormerSpec):
 
     def weights(self, outputs: int) -> Weights:
         """outputs: size of the language model's vectors."""
-        made: dict[str, Any] = dict(QFormerSpec.weights(self, outputs))
+        result: dict[str, Any] = dict(QFormerSpec.weights(self, outputs))
         at, n = f"{self.root}qformer.embeddings.", self.hidden
-        made["enter"] = self.norm("layernorm").weights(at)
-        made["words"] = Weight((Source(f"{at}word_embeddings.weight", (self.vocab, n)),))
-        made["places"] = Weight((Source(f"{at}position_embeddings.weight", (self.places, n)),))
-        made["layers"] = {
+        result["enter"] = self.norm("layernorm").weights(at)
+        result["words"] = Weight((Source(f"{at}word_embeddings.weight", (self.vocab, n)),))
+        result["places"] = Weight((Source(f"{at}position_embeddings.weight", (self.places, n)),))
+        result["layers"] = {
             i: {**layer, "text": self._text_part(f"{self.root}qformer.encoder.layer.{i}.")} if i < self.layers - 1 else layer
-            for i, layer in made["layers"].items()
+            for i, layer in result["layers"].items()
         }
-        return made
+        return result
 
     @property
     def unread(self) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ class TileSource:
 
     def weights(self, at: str) -> Weights:
         root, n = self.root, self.hidden
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "patch": {"weight": convolution(f"{root}patch_embedding", n, self.kernel)},
             "whole": vector(f"{root}class_embedding", n),
             "places": Weight((Source(f"{root}gated_positional_embedding.embedding", (self.patches, n)),)),
@@ -78,9 +78,9 @@ class TileSource:
         }
         for key in ("pre", "post"):
             name = f"{root}{key}_tile_positional_embedding"
-            made[f"{key}_tile"] = {"table": self._table(f"{name}.embedding", 1), "gate": vector(f"{name}.gate", 1)}
-            made[f"{key}_norm"] = LayerNorm(f"layernorm_{key}", n, self.eps).weights(root)
-        return plain(made)
+            result[f"{key}_tile"] = {"table": self._table(f"{name}.embedding", 1), "gate": vector(f"{name}.gate", 1)}
+            result[f"{key}_norm"] = LayerNorm(f"layernorm_{key}", n, self.eps).weights(root)
+        return plain(result)
 
     def _gate_layer(self, at: str, layer: Layer) -> Weights:
         gates = {key: vector(f"{at}gate_{key}", 1) for key in ("attn", "ffn")}

@@ -78,8 +78,8 @@ def pointwise(name: str, inputs: int, outputs: int, bias: bool = True) -> dict[s
     """A convolution over single frames, as the matrix that it is."""
     from thalweg.models.spec.vision import convolution
 
-    made = {"weight": convolution(name, outputs, (inputs, 1))}
-    return made | ({"bias": vector(f"{name}.bias", outputs)} if bias else {})
+    result = {"weight": convolution(name, outputs, (inputs, 1))}
+    return result | ({"bias": vector(f"{name}.bias", outputs)} if bias else {})
 
 
 TranscriptHead = CTCHead | TransducerHead

@@ -63,10 +63,10 @@ class ProjectorLayer:
 
     def weights(self, root: str) -> Weights:
         parts = {f"{root}{name}": self.outputs for name in (self.name, self.up) if name}
-        made: dict[str, Any] = linear(parts, self.inputs, shard=0, bias=self.bias, turned=self.turned)
+        result: dict[str, Any] = linear(parts, self.inputs, shard=0, bias=self.bias, turned=self.turned)
         if self.kernel:
-            made["weight"] = convolution(f"{root}{self.name}", self.outputs, self.kernel)
-        return made | ({"norm": self.norm.weights(root)} if self.norm is not None else {})
+            result["weight"] = convolution(f"{root}{self.name}", self.outputs, self.kernel)
+        return result | ({"norm": self.norm.weights(root)} if self.norm is not None else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +112,20 @@ class ProjectorSpec:
     """Of the result."""
 
     def weights(self) -> Weights:
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "steps": {i: step.weights(self.root) for i, step in enumerate(self.steps)},
         }
         if self.learned:
-            made["learned"] = {
+            result["learned"] = {
                 i: Weight((Source(f"{self.root}{name}", shape),)) for i, (name, shape) in enumerate(self.learned)
             }
         if self.before is not None:
-            made["before"] = self.before.weights(self.root)
+            result["before"] = self.before.weights(self.root)
         if self.after:
-            made["after"] = {i: norm.weights(self.root) for i, norm in enumerate(self.after)}
+            result["after"] = {i: norm.weights(self.root) for i, norm in enumerate(self.after)}
         if self.leave is not None:
-            made["leave"] = self.leave.weights(self.root)
-        return made
+            result["leave"] = self.leave.weights(self.root)
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ class VisionSpec:
 
     def _add_clips(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """The same with the clamp limits of each part's inputs and outputs, for each linear layer."""
-        made: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for key, value in tree.items():
             if isinstance(value, Mapping) and isinstance(value.get("weight"), Weight) and value["weight"].role == "linear":
                 names = dict.fromkeys(s.name.removesuffix(".weight") for s in value["weight"].sources)
@@ -233,10 +233,10 @@ class VisionSpec:
                 clip = Weight(
                     tuple(Source(f"{n}.1", (1,), within=TensorView(n, ())) for n in limits), dtype="float32", fill="zeros"
                 )
-                made[key] = {**value, "clip": clip}
+                result[key] = {**value, "clip": clip}
             else:
-                made[key] = self._add_clips(value) if isinstance(value, Mapping) else value
-        return made
+                result[key] = self._add_clips(value) if isinstance(value, Mapping) else value
+        return result
 
     def _table(self) -> Iterator[Source]:
         """The learned places. Of a stack each part is a source."""
@@ -262,41 +262,41 @@ class VisionSpec:
     def weights(self, hidden: int) -> Weights:
         """hidden: the language model's. Every parameter is whole on each rank, and held in the model's dtype."""
         name = f"{self.root}{self.patch}"
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "patch": {"weight": convolution(name, self.hidden, self.kernel)},
             "layers": {i: each.weights(self.root + self.layer.format(i), self.hidden) for i, each in enumerate(self.layers)},
             "projector": self.projector.weights(),
             "taps": {i: each.weights() for i, (_, each) in enumerate(self.taps)},
         }
         if self.shrinks is not None:
-            made["shrinks"] = self.shrinks[1].weights()
+            result["shrinks"] = self.shrinks[1].weights()
         if self.video[0]:
-            made["video"] = {"weight": convolution(f"{self.root}{self.video[0]}", self.hidden, (self.video[1],))}
+            result["video"] = {"weight": convolution(f"{self.root}{self.video[0]}", self.hidden, (self.video[1],))}
         if self.patch_bias:
-            made["patch"]["bias"] = vector(f"{name}.bias", self.hidden)
+            result["patch"]["bias"] = vector(f"{name}.bias", self.hidden)
         if self.whole:
             ones = (1,) * (2 if self.stacks else 0)
-            made["whole"] = Weight((Source(f"{self.root}{self.whole}", (*ones, self.hidden)),))
+            result["whole"] = Weight((Source(f"{self.root}{self.whole}", (*ones, self.hidden)),))
         if self.places:
-            made["places"] = {"weight": Weight(tuple(self._table()))}
+            result["places"] = {"weight": Weight(tuple(self._table()))}
         if self.pool is not None:
-            made["pool"] = self.pool.weights(self.root)
+            result["pool"] = self.pool.weights(self.root)
         if self.resampler is not None:
-            made["resampler"] = self.resampler.weights(hidden)
+            result["resampler"] = self.resampler.weights(hidden)
         if self.newline:
             several = self.newlines
-            made["newline"] = vector(self.newline, hidden) if several is None else several.weight(self.newline, hidden)
+            result["newline"] = vector(self.newline, hidden) if several is None else several.weight(self.newline, hidden)
             if self.separator:
-                made["newline"] = Weight(tuple(Source(name, (hidden,)) for name in (self.newline, self.separator)))
+                result["newline"] = Weight(tuple(Source(name, (hidden,)) for name in (self.newline, self.separator)))
         if self.clipped:
-            made["layers"] = {i: self._add_clips(each) for i, each in made["layers"].items()}
+            result["layers"] = {i: self._add_clips(each) for i, each in result["layers"].items()}
         if self.halves:
             for i, each in enumerate(self.layers):
-                made["layers"][i] = {**made["layers"][i], "mixer": _swap_quarters(made["layers"][i]["mixer"], each)}
+                result["layers"][i] = {**result["layers"][i], "mixer": _swap_quarters(result["layers"][i]["mixer"], each)}
         for key, norm in (("embedded", self.embedded), ("enter", self.enter), ("leave", self.leave)):
             if norm is not None:
-                made[key] = norm.weights(self.root)
-        return plain(made)
+                result[key] = norm.weights(self.root)
+        return plain(result)
 
 
 def _swap_quarters(mixer: Mapping[str, Any], layer: Layer) -> dict[str, Any]:

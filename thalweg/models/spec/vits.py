@@ -35,9 +35,9 @@ class VocoderSpec:
         return prod(self.rates)
 
     def weights(self, at: str, condition: int) -> Weights:
-        made: dict[str, Any] = {"enter": convolution(f"{at}conv_pre", self.channels, self.inputs, 7)}
+        result: dict[str, Any] = {"enter": convolution(f"{at}conv_pre", self.channels, self.inputs, 7)}
         if condition:
-            made["condition"] = convolution(f"{at}cond", self.channels, condition, 1)
+            result["condition"] = convolution(f"{at}cond", self.channels, condition, 1)
         ups, blocks, n = dict[int, Any](), dict[int, Any](), self.channels
         for i, kernel in enumerate(self.kernels):
             name = f"{at}upsampler.{i}"
@@ -53,8 +53,8 @@ class VocoderSpec:
                     }
                     for k in range(len(steps))
                 }
-        made |= {"up": ups, "blocks": blocks, "leave": convolution(f"{at}conv_post", 1, n, 7, bias=False)}
-        return made
+        result |= {"up": ups, "blocks": blocks, "leave": convolution(f"{at}conv_post", 1, n, 7, bias=False)}
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class VitsSpec:
     def weights(self) -> Weights:
         """All of the model, whole on each rank."""
         n = self.hidden
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "table": Weight((Source("text_encoder.embed_tokens.weight", (self.vocab, n)),)),
             "layers": {i: self._layer(f"text_encoder.encoder.layers.{i}.") for i in range(self.layers)},
             "project": convolution("text_encoder.project", 2 * self.flow, n, 1),
@@ -114,8 +114,8 @@ class VitsSpec:
             "vocoder": self.vocoder.weights("decoder.", self.condition),
         }
         if self.condition:
-            made["speakers"] = Weight((Source("embed_speaker.weight", (self.speakers, self.condition)),))
-        return plain(made)
+            result["speakers"] = Weight((Source("embed_speaker.weight", (self.speakers, self.condition)),))
+        return plain(result)
 
     def _layer(self, at: str) -> Weights:
         n, a, f = self.hidden, f"{at}attention.", f"{at}feed_forward."
@@ -132,7 +132,7 @@ class VitsSpec:
 
     def _flow_predictor(self) -> Weights:
         at, n = "duration_predictor.", self.hidden
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "enter": convolution(f"{at}conv_pre", n, n, 1),
             "dilated": self._dilation(f"{at}conv_dds."),
             "project": convolution(f"{at}conv_proj", n, n, 1),
@@ -147,16 +147,16 @@ class VitsSpec:
                 for i in range(2, self.duration_flows + 1)
             },
         }
-        return made | self._condition(at, n)
+        return result | self._condition(at, n)
 
     def _predictor(self) -> Weights:
         at, n, m = "duration_predictor.", self.hidden, self.duration_filters
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "conv1": convolution(f"{at}conv_1", m, n, self.duration_kernel), "norm1": scale_shift(f"{at}norm_1", m),
             "conv2": convolution(f"{at}conv_2", m, m, self.duration_kernel), "norm2": scale_shift(f"{at}norm_2", m),
             "project": convolution(f"{at}proj", 1, m, 1),
         }  # fmt: skip
-        return made | self._condition(at, n)
+        return result | self._condition(at, n)
 
     def _condition(self, at: str, outputs: int) -> dict[str, Any]:
         return {"condition": convolution(f"{at}cond", outputs, self.condition, 1)} if self.condition else {}
@@ -182,18 +182,18 @@ class VitsSpec:
             }
             for i in range(self.flow_layers)
         }
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "enter": convolution(f"{at}conv_pre", n, half, 1), "layers": layers,
             "leave": convolution(f"{at}conv_post", half, n, 1),
         }  # fmt: skip
         if self.condition:
-            made["condition"] = normed_convolution(f"{at}wavenet.cond_layer", 2 * n * self.flow_layers, self.condition, 1)
-        return made
+            result["condition"] = normed_convolution(f"{at}wavenet.cond_layer", 2 * n * self.flow_layers, self.condition, 1)
+        return result
 
 
 def convolution(name: str, outputs: int, inputs: int, taps: int, bias: bool = True) -> dict[str, Weight]:
-    made = {"kernel": Weight((Source(f"{name}.weight", (outputs, inputs, taps)),))}
-    return made | ({"bias": vector(f"{name}.bias", outputs)} if bias else {})
+    result = {"kernel": Weight((Source(f"{name}.weight", (outputs, inputs, taps)),))}
+    return result | ({"bias": vector(f"{name}.bias", outputs)} if bias else {})
 
 
 def normed_convolution(name: str, outputs: int, inputs: int, taps: int) -> dict[str, Weight]:
@@ -206,8 +206,8 @@ def normed_convolution(name: str, outputs: int, inputs: int, taps: int) -> dict[
 
 
 def matrix(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, Weight]:
-    made = {"matrix": Weight((Source(f"{name}.weight", (outputs, inputs)),))}
-    return made | ({"bias": vector(f"{name}.bias", outputs)} if bias else {})
+    result = {"matrix": Weight((Source(f"{name}.weight", (outputs, inputs)),))}
+    return result | ({"bias": vector(f"{name}.bias", outputs)} if bias else {})
 
 
 def scale_shift(name: str, size: int) -> dict[str, Weight]:

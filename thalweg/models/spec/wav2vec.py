@@ -77,21 +77,21 @@ class Wav2VecSpec:
     def weights(self, hidden: int) -> Weights:
         """hidden: unused, as the result is a transcript. Parameters are whole on each rank, in the model's dtype."""
         at, n = self.root, self.hidden
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             **self.samples.weights(at),
             "places": self.places.weights(at, n),
             "norm": self.norm("encoder.layer_norm").weights(at),
             "layers": {i: self._layer(f"{at}encoder.layers.{i}.", i) for i in range(self.layers)},
         }
         if self.head is not None:
-            made["head"] = self.head.weights(n)
+            result["head"] = self.head.weights(n)
         if self.squeeze > 1:
-            made["spread"] = linear({f"{at}encoder.upsample.projection": n * self.squeeze}, n, shard=0, bias=True)
-        return plain(made)
+            result["spread"] = linear({f"{at}encoder.upsample.projection": n * self.squeeze}, n, shard=0, bias=True)
+        return plain(result)
 
     def _layer(self, at: str, i: int) -> Weights:
         n, a = self.hidden, f"{at}attention."
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "norm1": self.norm("layer_norm").weights(at),
             "qkv": linear({f"{a}{x}_proj": n for x in "qkv"}, n, shard=0, bias=True),
             "out": linear({f"{a}out_proj": n}, n, shard=0, bias=True),
@@ -101,14 +101,14 @@ class Wav2VecSpec:
         }
         if self.adapter:
             inside = f"{at}adapter_layer."
-            made["adapter"] = {
+            result["adapter"] = {
                 "norm": self.norm("norm").weights(inside),
                 "up": linear({f"{inside}linear_1": self.adapter}, n, shard=0, bias=True),
                 "down": linear({f"{inside}linear_2": n}, self.adapter, shard=0, bias=True),
             }
         if self.buckets:
-            made["gate"] = linear({f"{a}gru_rel_pos_linear": 8}, n // self.heads, shard=0, bias=True)
-            made["share"] = Weight((Source(f"{a}gru_rel_pos_const", (1, self.heads, 1, 1)),))
+            result["gate"] = linear({f"{a}gru_rel_pos_linear": 8}, n // self.heads, shard=0, bias=True)
+            result["share"] = Weight((Source(f"{a}gru_rel_pos_const", (1, self.heads, 1, 1)),))
             if not i:
-                made["far"] = Weight((Source(f"{a}rel_attn_embed.weight", (self.buckets, self.heads)),))
-        return made
+                result["far"] = Weight((Source(f"{a}rel_attn_embed.weight", (self.buckets, self.heads)),))
+        return result

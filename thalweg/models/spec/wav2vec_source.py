@@ -42,12 +42,12 @@ class Wav2VecSource(SpeechEncoder):
 
     def weights(self, at: str) -> Weights:
         n = self.encoder.hidden
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "encoder": self.encoder.weights(self.hidden),
             "convs": {
                 i: convolution(f"{self.encoder.root}adapter.layers.{i}.conv", (2 * n, n, self.taps)) for i in range(self.convs)
             },
         }
         if self.projection:
-            made["out"] = linear({self.projection: self.hidden}, n, shard=0, bias=True)
-        return plain(made)
+            result["out"] = linear({self.projection: self.hidden}, n, shard=0, bias=True)
+        return plain(result)

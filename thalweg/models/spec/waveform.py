@@ -41,13 +41,13 @@ class WaveformEncoder(SpeechEncoder):
 
     def weights(self, at: str) -> Weights:
         at, n = f"{at}{self.name}", self.hidden
-        made: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for i, (inputs, outputs) in enumerate(((1, n), (n, 2 * n), (2 * n, n))):
             name, taps = f"{at}conv{i + 1}", CONVOLUTIONS[i][0]
-            made[f"conv{i + 1}"] = {"weight": Weight((Source(f"{name}.weight", (outputs, inputs, taps)),))}
+            result[f"conv{i + 1}"] = {"weight": Weight((Source(f"{name}.weight", (outputs, inputs, taps)),))}
             if i:
-                made[f"conv{i + 1}"]["bias"] = vector(f"{name}.bias", outputs)
-        made["group_norm"] = {key: vector(f"{at}{self.group_norm}.{key}", n) for key in ("weight", "bias")}
-        made["layers"] = {i: each.weights(at + self.layer.format(i), n) for i, each in enumerate(self.layers)}
-        made["norm"] = self.norm.weights(at)
-        return made
+                result[f"conv{i + 1}"]["bias"] = vector(f"{name}.bias", outputs)
+        result["group_norm"] = {key: vector(f"{at}{self.group_norm}.{key}", n) for key in ("weight", "bias")}
+        result["layers"] = {i: each.weights(at + self.layer.format(i), n) for i, each in enumerate(self.layers)}
+        result["norm"] = self.norm.weights(at)
+        return result

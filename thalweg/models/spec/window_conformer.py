@@ -88,7 +88,7 @@ class WindowConformerSpec:
 
     def _layer(self, at: str) -> Weights:
         n = self.hidden
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             name: {
                 "norm": self.norm("layer_norm").weights(f"{at}feed_forward_{name}."),
                 "up": linear({f"{at}feed_forward_{name}.gate_up_proj": 2 * self.inner}, n, shard=0, bias=True),
@@ -96,13 +96,13 @@ class WindowConformerSpec:
             }
             for name in ("in", "out")
         }
-        made["attn"] = {
+        result["attn"] = {
             "norm": self.norm("layer_norm_att").weights(at),
             "qkv": linear({f"{at}self_attn.{x}_proj": n for x in "qkv"}, n, shard=0, bias=True),
             "out": linear({f"{at}self_attn.o_proj": n}, n, shard=0, bias=True),
         }
         c, wide = f"{at}conv.", n * self.multiple
-        made["conv"] = {
+        result["conv"] = {
             "norm": self.norm("layer_norm").weights(c),
             "up": pointwise(f"{c}glu.ext_pw_conv_1d", n, 2 * self.channels, True),
             **{key: Weight((Source(f"{c}glu.{key}", (1, self.channels, 1)),)) for key in ("b1", "b2")},
@@ -113,8 +113,8 @@ class WindowConformerSpec:
             "point": pointwise(f"{c}dw_sep_conv_1d.pw_conv", wide, self.outputs, True),
             "down": pointwise(f"{c}ext_pw_conv_1d", n, n, True),
         }
-        made["norm"] = self.norm("layer_norm").weights(at)
-        return made
+        result["norm"] = self.norm("layer_norm").weights(at)
+        return result
 
 
 def _conv(name: str, inputs: int, outputs: int, taps: int) -> dict[str, Weight]:

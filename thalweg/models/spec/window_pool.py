@@ -33,7 +33,7 @@ class WindowPoolSpec:
     def weights(self, outputs: int) -> Weights:
         """outputs: size of the language model's vectors."""
         at, wide = f"{self.root}image_pooling_2d.", self.heads * self.head_dim
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "q": linear({f"{at}wq": wide}, self.inputs, shard=0, bias=self.bias),
             "kv": linear({f"{at}wk": wide, f"{at}wv": wide}, self.inputs, shard=0, bias=self.bias),
             "out": linear({f"{at}wo": self.hidden}, wide, shard=0, bias=self.bias),
@@ -43,4 +43,4 @@ class WindowPoolSpec:
             ),
             "down": linear({f"{self.root}image_projector.w2": outputs}, self.inner, shard=0),
         }  # fmt: skip
-        return made
+        return result

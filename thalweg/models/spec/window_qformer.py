@@ -22,11 +22,11 @@ class WindowQFormerSpec(QFormerSpec):
     """The smaller grid: of each four neighbours the one of this number. -1: means of neighbours."""
 
     def weights(self, outputs: int) -> Weights:
-        made, n = dict(QFormerSpec.weights(self, outputs)), self.hidden
-        made["places"] = Weight((Source(f"{self.root}image_positions", (1, self.window, n)),))
-        made["begin"] = {"scale": vector(f"{self.root}norm.weight", n), "shift": vector(f"{self.root}norm.bias", n)}
-        made["out"] = linear({f"{self.root}out_linear": outputs}, n, shard=0, bias=True)
-        return made
+        result, n = dict(QFormerSpec.weights(self, outputs)), self.hidden
+        result["places"] = Weight((Source(f"{self.root}image_positions", (1, self.window, n)),))
+        result["begin"] = {"scale": vector(f"{self.root}norm.weight", n), "shift": vector(f"{self.root}norm.bias", n)}
+        result["out"] = linear({f"{self.root}out_linear": outputs}, n, shard=0, bias=True)
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,5 +45,5 @@ class WindowQFormersSpec:
         return len(self.readers) + self.blank
 
     def weights(self, outputs: int) -> Weights:
-        made: dict[Any, Any] = {i: each.weights(outputs) for i, each in enumerate(self.readers)}
-        return made
+        result: dict[Any, Any] = {i: each.weights(outputs) for i, each in enumerate(self.readers)}
+        return result

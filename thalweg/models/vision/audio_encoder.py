@@ -83,8 +83,8 @@ class AudioEncoder:
 
     def _convolve(self, params: Params, frames: Frames) -> Array:
         """[chunks * places, hidden]. Chunk by chunk, so that a step's memory does not grow with the clip."""
-        made = [self._chunk(params, mel, real) for mel, real in zip(frames.mel.unbind(0), frames.real.unbind(0), strict=True)]
-        return torch.cat(made)
+        result = [self._chunk(params, mel, real) for mel, real in zip(frames.mel.unbind(0), frames.real.unbind(0), strict=True)]
+        return torch.cat(result)
 
     def _chunk(self, params: Params, mel: Array, real: Array) -> Array:
         """mel [bins, frames] -> [places, hidden]."""

@@ -27,5 +27,5 @@ class BlockTranscriber(BlockConformer):
         self.specs: dict[str, Any] = {**self._parts.specs, "head": self._head.specs}
 
     def finish(self, params: Params, x: Array, frames: Frames) -> Array:
-        made: Array = self._head(params["head"], x)[None]
-        return made
+        result: Array = self._head(params["head"], x)[None]
+        return result

@@ -34,9 +34,9 @@ class BoundParts:
         return {key: self._bind(f"{path}/{key}", each) for key, each in part.items()}
 
     def linear(self, path: str, p: Parts, x: Array) -> Array:
-        made: Array = self._bound[path](p, x, None)
-        return made
+        result: Array = self._bound[path](p, x, None)
+        return result
 
     def norm(self, path: str, p: Parts, x: Array) -> Array:
-        made: Array = self._bound[path](p, x)
-        return made
+        result: Array = self._bound[path](p, x)
+        return result

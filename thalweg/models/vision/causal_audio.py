@@ -38,8 +38,8 @@ class CausalAudioEncoder(ClipEncoder):
 
     def finish(self, params: Params, x: Array, frames: Frames) -> Array:
         x = self._parts.norm("/norm", params["norm"], x)
-        made: Array = self._projector(params["projector"], x, frames.keep, frames.spin).to(torch.float32)
-        return made
+        result: Array = self._projector(params["projector"], x, frames.keep, frames.spin).to(torch.float32)
+        return result
 
     def enter(self, params: Params, clip: Array) -> Array:
         """As of `ClipEncoder`. Silence precedes each convolution."""
@@ -74,15 +74,15 @@ class CausalAudioEncoder(ClipEncoder):
             functional.pad(each, (0, 0, 0, 0, 0, blocks * wide - n)).view(blocks, wide, s.heads, -1).transpose(1, 2)
             for each in (q, k, v)
         )
-        made = functional.scaled_dot_product_attention(q[:1], k[:1], v[:1], is_causal=True)
+        result = functional.scaled_dot_product_attention(q[:1], k[:1], v[:1], is_causal=True)
         if blocks > 1:
             k, v = (torch.cat((each[:-1], each[1:]), 2) for each in (k, v))
             place = torch.arange(wide, device=x.device)
             behind = place[:, None] + wide - torch.arange(2 * wide, device=x.device)
             seen = (behind >= 0) & (behind < wide)
-            made = torch.cat((made, functional.scaled_dot_product_attention(q[1:], k, v, seen)))
-        made = made.transpose(1, 2).reshape(blocks * wide, -1)[:n]
-        return self._parts.linear(f"{at}/out", p["out"], made)
+            result = torch.cat((result, functional.scaled_dot_product_attention(q[1:], k, v, seen)))
+        result = result.transpose(1, 2).reshape(blocks * wide, -1)[:n]
+        return self._parts.linear(f"{at}/out", p["out"], result)
 
 
 def _rotate(x: Array, cos: Array, sin: Array) -> Array:

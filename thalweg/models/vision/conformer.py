@@ -45,9 +45,9 @@ class BlockConformer(ClipEncoder):
     def _layer(self, at: str, p: Parts, x: Array, stride: int) -> Array:
         x = x + 0.5 * self._feed_forward(f"{at}/ff1", p["ff1"], x)
         x = x + self._attend(f"{at}/attn", p["attn"], x)
-        made = self._convolve(f"{at}/conv", p["conv"], x, stride)
+        result = self._convolve(f"{at}/conv", p["conv"], x, stride)
         count = len(x) // stride
-        x = (x if stride == 1 else x[: count * stride].unflatten(0, (count, stride)).mean(1)) + made[:count]
+        x = (x if stride == 1 else x[: count * stride].unflatten(0, (count, stride)).mean(1)) + result[:count]
         x = x + 0.5 * self._feed_forward(f"{at}/ff2", p["ff2"], x)
         return self._parts.norm(f"{at}/norm", p["norm"], x)
 
@@ -95,5 +95,5 @@ class Conformer(BlockConformer):
         self.specs: dict[str, Any] = {**self._parts.specs, "projector": self._projector.specs}
 
     def finish(self, params: Params, x: Array, frames: Frames) -> Array:
-        made: Array = self._projector(params["projector"], x).to(torch.float32)
-        return made
+        result: Array = self._projector(params["projector"], x).to(torch.float32)
+        return result

@@ -33,8 +33,8 @@ class ConformerTranscriber(ClipEncoder):
 
     def enter(self, params: Params, clip: Array) -> Array:
         s = self.spec.entrance
-        made: Array = ENTRANCES[type(s)](s, self._parts, params, clip.to(self._dtype))
-        return made
+        result: Array = ENTRANCES[type(s)](s, self._parts, params, clip.to(self._dtype))
+        return result
 
     def read_places(self, params: Params, x: Array) -> Any:
         return self._layers.read_places(x)
@@ -48,5 +48,5 @@ class ConformerTranscriber(ClipEncoder):
             x = functional.layer_norm(x, x.shape[1:], p["scale"], p.get("shift"), self.spec.last_eps)
         if self.spec.adapter is not None:
             x = pool_states(self.spec.adapter, self._parts, params["adapter"], x)
-        made: Array = self._head(params["head"], x)[None]
-        return made
+        result: Array = self._head(params["head"], x)[None]
+        return result

@@ -77,8 +77,8 @@ def _attend_channels(p: Parts, x: Array, groups: int) -> Array:
     """x [1, rows, columns, width]: each channel attends to those of its group."""
     flat = x.flatten(1, 2)
     q, k, v = _apply(p["qkv"], flat).unflatten(-1, (3, groups, -1)).permute(2, 0, 3, 4, 1).unbind(0)
-    made = functional.scaled_dot_product_attention(q, k, v, scale=flat.shape[1] ** -0.5)
-    return _apply(p["out"], made.permute(0, 3, 1, 2).flatten(2)).view(x.shape)
+    result = functional.scaled_dot_product_attention(q, k, v, scale=flat.shape[1] ** -0.5)
+    return _apply(p["out"], result.permute(0, 3, 1, 2).flatten(2)).view(x.shape)
 
 
 def _convolve(p: Parts, x: Array) -> Array:

@@ -34,8 +34,8 @@ class DisentangledClipEncoder(Wav2VecEncoder):
     def _attend(self, at: str, p: Parts, x: Array, far: tuple[Array, Array]) -> Array:  # type: ignore[override]
         n, heads, (vectors, apart) = len(x), self.spec.heads, far
         q, k, v = self._parts.linear(f"{at}/qkv", p["qkv"], x).view(n, 3, heads, -1).permute(1, 2, 0, 3)
-        made = self._parts.linear(f"{at}/qkv", p["qkv"], vectors).view(len(vectors), 3, heads, -1)
-        far_q, far_k = made[:, :2].permute(1, 2, 0, 3)
+        result = self._parts.linear(f"{at}/qkv", p["qkv"], vectors).view(len(vectors), 3, heads, -1)
+        far_q, far_k = result[:, :2].permute(1, 2, 0, 3)
         reach = self.spec.places_reach
 
         def row(distances: Array) -> Array:

@@ -60,5 +60,5 @@ class FastConformer(ClipEncoder):
         return self._parts.linear("/enter", params["enter"], x) * s.scale
 
     def read_places(self, params: Params, x: Array) -> Array:
-        made: Array = self._layers.read_places(x)
-        return made
+        result: Array = self._layers.read_places(x)
+        return result

@@ -72,5 +72,5 @@ def _attend(seen: Array, q: Array, k: Array, v: Array) -> Array:
     """As `encoder_layer.Attend`. seen: bool[views, 1, 1, patches]."""
     views = len(seen)
     q, k, v = (each.unflatten(0, (views, -1)).transpose(1, 2) for each in (q, k, v))
-    made: Array = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(0, 1)
-    return made
+    result: Array = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(0, 1)
+    return result

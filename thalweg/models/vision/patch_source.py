@@ -42,8 +42,8 @@ class PatchEncoder:
     def __call__(self, p: Parts, features: Array) -> SourceVectors:
         """features f32[N, rows, width] of N images, as of `TileEncoder`: one tile each."""
         begins = tuple(int(begin) for begin in features[:, 0, HEADER - 1].tolist())
-        made = torch.cat([self._one(p, each[1:]) for each in features])
-        return SourceVectors(made, (self._spec.sources,) * len(features), begins)
+        result = torch.cat([self._one(p, each[1:]) for each in features])
+        return SourceVectors(result, (self._spec.sources,) * len(features), begins)
 
     def _one(self, p: Parts, value: Array) -> Array:
         """value [side * side, width] -> [sources, outputs]."""

@@ -34,8 +34,8 @@ class AttentionPool:
         _, k, v = self._apply("qkv", p, x).chunk(3, -1)
         attended = attend_segments(q, k, v, batch.token_seq, batch.query.shape[0], self._spec.heads)
         pooled = self._apply("out", p, attended.to(x.dtype))
-        made = self._apply("down", p, self._act(self._apply("up", p, self._norm(p["norm"], pooled))))
-        return pooled + made
+        result = self._apply("down", p, self._act(self._apply("up", p, self._norm(p["norm"], pooled))))
+        return pooled + result
 
     def _apply(self, key: str, p: Mapping[str, Any], x: Array) -> Array:
         y: Array = self._linear[key](p[key], x, None)
@@ -53,5 +53,5 @@ def attend_segments(q: Array, k: Array, v: Array, of: Array, count: int, heads: 
     total = torch.zeros_like(most).scatter_add(0, at, share)
     weighted = (v.float().unflatten(1, (heads, size)) * share.unsqueeze(2)).flatten(1)
     found = weighted.new_zeros(count, k.shape[1]).index_add(0, of, weighted)
-    made: Array = (found.unflatten(1, (heads, size)) / total.clamp(min=1e-30).unsqueeze(2)).flatten(1)
-    return made
+    result: Array = (found.unflatten(1, (heads, size)) / total.clamp(min=1e-30).unsqueeze(2)).flatten(1)
+    return result

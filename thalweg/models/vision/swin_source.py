@@ -32,8 +32,8 @@ class SwinEncoder:
     def __call__(self, p: Parts, features: Array) -> SourceVectors:
         """features f32[N, 1 + channels * rows, columns] of N images: a row of numbers (`HEADER`), then the pixels."""
         begins = tuple(int(begin) for begin in features[:, 0, HEADER - 1].tolist())
-        made = torch.cat([self._one(p, each[1:]) for each in features])
-        return SourceVectors(made, (self._spec.sources,) * len(features), begins)
+        result = torch.cat([self._one(p, each[1:]) for each in features])
+        return SourceVectors(result, (self._spec.sources,) * len(features), begins)
 
     def _one(self, p: Parts, pixels: Array) -> Array:
         s = self._spec

@@ -41,6 +41,6 @@ class ViewTextQFormer:
 
     def __call__(self, p: Parts, x: Array, patches: Patches, batch: StepBatch) -> Array:
         """patches: unused, as there is one view."""
-        said = batch.get(Instruction)
-        assert said is not None, "the image's processor gives a text"
-        return self._reads.read(p, x, said.ids)
+        instruction = batch.get(Instruction)
+        assert instruction is not None, "the image's processor gives a text"
+        return self._reads.read(p, x, instruction.ids)

@@ -47,12 +47,12 @@ class TileEncoder:
         """features f32[N, rows, width] of N images: a row of numbers (`HEADER`), then a row of values for each patch. Without
         a tile it is no image, and there are no vectors."""
         heads = [[int(number) for number in each] for each in features[:, 0, :HEADER].tolist()]
-        made = [
+        result = [
             self._one(p, each[1 : 1 + tiles * self._spec.side**2], tiles, arrangement)
             for each, (tiles, arrangement, _) in zip(features, heads, strict=True)
             if tiles
         ]
-        vectors = torch.cat(made) if made else features.new_zeros((0, self._spec.outputs), dtype=self._dtype)
+        vectors = torch.cat(result) if result else features.new_zeros((0, self._spec.outputs), dtype=self._dtype)
         lengths = tuple(tiles * self._spec.patches for tiles, *_ in heads)
         return SourceVectors(vectors, lengths, tuple(begin for *_, begin in heads))
 
@@ -81,8 +81,8 @@ class TileEncoder:
         for i, layer in enumerate(self._last):
             x = layer(p["last"][i], x, attend)
         x = torch.cat([x[:count], torch.stack([read[i] for i in s.reads], -1).flatten(1)], 1)
-        made: Array = self._projector(p["projector"], x, None)
-        return made
+        result: Array = self._projector(p["projector"], x, None)
+        return result
 
     def _tile_rows(self, table: Array, gate: Array, arrangement: int, rows: int) -> Array:
         """[tiles, rows, hidden] of an arrangement."""

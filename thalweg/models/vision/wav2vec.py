@@ -49,8 +49,8 @@ class Wav2VecEncoder(ClipEncoder):
         if self.spec.squeeze > 1:
             x = activate_clip(self._parts.linear("/spread", params["spread"], x), self.spec.samples.act)
             x = self._fill(x.reshape(-1, self.spec.hidden), frames)
-        made: Array = self._head(params["head"], x)[None]
-        return made
+        result: Array = self._head(params["head"], x)[None]
+        return result
 
     def enter(self, params: Params, clip: Array) -> Array:
         s = self.spec
@@ -117,8 +117,8 @@ class Wav2VecEncoder(ClipEncoder):
     def _gate(self, at: str, p: Parts, x: Array) -> Array:
         """[heads, T, 1], of each query."""
         size = self.spec.hidden // self.spec.heads
-        made = self._parts.linear(f"{at}/gate", p["gate"], x.reshape(-1, size)).view(len(x), self.spec.heads, 2, 4).sum(-1)
-        one, other = made.sigmoid().unbind(-1)
+        result = self._parts.linear(f"{at}/gate", p["gate"], x.reshape(-1, size)).view(len(x), self.spec.heads, 2, 4).sum(-1)
+        one, other = result.sigmoid().unbind(-1)
         return (one * (other * p["share"].view(-1) - 1.0) + 2.0).T.unsqueeze(-1)
 
     def read_places(self, params: Params, x: Array) -> Array | None:

@@ -63,11 +63,11 @@ class WindowConformer(ClipEncoder):
 
     def finish(self, params: Params, x: Array, frames: Frames) -> Array:
         """`Frames.keep` numbers the vectors of both projectors, those of clips first."""
-        made = []
+        result = []
         for i, p in params["projectors"].items():
             up = functional.gelu(self._parts.linear(f"/projectors/{i}/up", p["up"], x))
-            made.append(self._parts.linear(f"/projectors/{i}/down", p["down"], up))
-        return torch.cat(made).index_select(0, frames.keep).to(torch.float32)
+            result.append(self._parts.linear(f"/projectors/{i}/down", p["down"], up))
+        return torch.cat(result).index_select(0, frames.keep).to(torch.float32)
 
     def _feed_forward(self, at: str, p: Parts, x: Array) -> Array:
         up, gate = self._parts.linear(f"{at}/up", p["up"], self._parts.norm(f"{at}/norm", p["norm"], x)).chunk(2, -1)

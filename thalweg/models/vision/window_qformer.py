@@ -65,5 +65,5 @@ class WindowQFormers:
     def __call__(self, p: Mapping[Any, Any], x: Array, patches: Patches, batch: StepBatch) -> Array:
         """patches: unused, as views come in order."""
         parts = x.unflatten(0, (batch.query.shape[0], -1)).chunk(max(self._spec.sources) + 1, -1)
-        made = [each(p[i], parts[self._spec.sources[i]]) for i, each in enumerate(self._readers)]
-        return torch.cat([*([torch.zeros_like(made[0])] if self._spec.blank else []), *made], -1)
+        result = [each(p[i], parts[self._spec.sources[i]]) for i, each in enumerate(self._readers)]
+        return torch.cat([*([torch.zeros_like(result[0])] if self._spec.blank else []), *result], -1)

@@ -39,22 +39,22 @@ class Code2WavNetwork:
         """As of `VisionEncoder`: `StepResult.pooled` is f32[samples, 1]."""
 
         def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
-            said = batch.get(Utterance)
-            assert said is not None
+            settings = batch.get(Utterance)
+            assert settings is not None
             zeros = torch.zeros_like(batch.slots)
-            return state, StepResult(zeros.unsqueeze(1), zeros, pooled=self._decode(params, said.units.long())[:, None])
+            return state, StepResult(zeros.unsqueeze(1), zeros, pooled=self._decode(params, settings.units.long())[:, None])
 
         return step
 
     def _decode(self, p: Params, codes: Array) -> Array:
         """codes [frames, books] -> f32[samples], chunk by chunk. Codes beyond the codebook are its last."""
-        s, made = self.spec, []
+        s, result = self.spec, []
         rows = codes.clamp(0, s.codes - 1) + torch.arange(s.books, device=codes.device) * s.codes
         for at in range(0, len(codes), s.chunk):
             begin = max(0, at - s.before)
             x = functional.embedding(rows[begin : at + s.chunk], p["table"]).mean(1)
-            made.append(self._convolve(p, self._transform(p, x).T)[(at - begin) * s.hop :])
-        return torch.cat(made)
+            result.append(self._convolve(p, self._transform(p, x).T)[(at - begin) * s.hop :])
+        return torch.cat(result)
 
     def _transform(self, p: Parts, x: Array) -> Array:
         """x [T, hidden]."""
@@ -121,5 +121,5 @@ def _causal(p: Parts, x: Array, dilation: int = 1) -> Array:
 
 
 def _root_norm(x: Array, weight: Array, eps: float) -> Array:
-    made: Array = weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
-    return made
+    result: Array = weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+    return result

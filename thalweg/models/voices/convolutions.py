@@ -17,14 +17,14 @@ def convolve(p: Mapping[str, Array], x: Array, *, padding: int = 0, dilation: in
     kernel = p["kernel"]
     if "lengths" in p:
         kernel = kernel * (p["lengths"] / kernel.norm(dim=(1, 2), keepdim=True))
-    made: Array = functional.conv1d(x[None], kernel, p.get("bias"), padding=padding, dilation=dilation, groups=groups)[0]
-    return made
+    result: Array = functional.conv1d(x[None], kernel, p.get("bias"), padding=padding, dilation=dilation, groups=groups)[0]
+    return result
 
 
 def normalise(p: Mapping[str, Array], x: Array, eps: float) -> Array:
     """Layer norm of x [T, n]."""
-    made: Array = functional.layer_norm(x, x.shape[-1:], p["scale"], p["shift"], eps)
-    return made
+    result: Array = functional.layer_norm(x, x.shape[-1:], p["scale"], p["shift"], eps)
+    return result
 
 
 def float32_specs(tree: Any) -> Any:

@@ -35,10 +35,10 @@ class MimiNetwork:
         """As of `VisionEncoder`: `StepResult.pooled` is f32[frames, samples of a frame]."""
 
         def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
-            said = batch.get(Utterance)
-            assert said is not None
+            utterance = batch.get(Utterance)
+            assert utterance is not None
             zeros = torch.zeros_like(batch.slots)
-            return state, StepResult(zeros.unsqueeze(1), zeros, pooled=self._decode(params, said.units.long()))
+            return state, StepResult(zeros.unsqueeze(1), zeros, pooled=self._decode(params, utterance.units.long()))
 
         return step
 
@@ -53,11 +53,11 @@ class MimiNetwork:
 
     def _dequantise(self, p: Parts, codes: Array) -> Array:
         """[hidden, frames]."""
-        made = torch.zeros((), device=codes.device)
+        result = torch.zeros((), device=codes.device)
         for i in range(codes.shape[1]):
             at, table = codes[:, i], p["tables"][i]
-            made = made + table["sums"][at] / table["uses"][at].clamp(min=LEAST_USE)[:, None]
-        return convolve(p["project"], made.T)
+            result = result + table["sums"][at] / table["uses"][at].clamp(min=LEAST_USE)[:, None]
+        return convolve(p["project"], result.T)
 
     def _transform(self, layers: Parts, x: Array) -> Array:
         """x [T, hidden]."""

@@ -42,24 +42,24 @@ class VitsNetwork:
         have more than `most_frames`, or its durations are not numbers."""
 
         def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
-            said = batch.get(Utterance)
-            assert said is not None
+            utterance = batch.get(Utterance)
+            assert utterance is not None
             zeros = torch.zeros_like(batch.slots)
-            return state, StepResult(zeros.unsqueeze(1), zeros, pooled=self._speak(params, said))
+            return state, StepResult(zeros.unsqueeze(1), zeros, pooled=self._speak(params, utterance))
 
         return step
 
-    def _speak(self, p: Params, said: Utterance) -> Array:
+    def _speak(self, p: Params, utterance: Utterance) -> Array:
         s = self.spec
-        seed = said.seed.cpu().numpy()
-        voice = p["speakers"].index_select(0, said.voice).T if s.condition else None
-        x = functional.embedding(said.units[:, 0].long(), p["table"]) * math.sqrt(s.hidden)
+        seed = utterance.seed.cpu().numpy()
+        voice = p["speakers"].index_select(0, utterance.voice).T if s.condition else None
+        x = functional.embedding(utterance.units[:, 0].long(), p["table"]) * math.sqrt(s.hidden)
         for i in range(s.layers):
             x = self._layer(p["layers"][i], x)
         x = x.T
         mean, deviation = convolve(p["project"], x).chunk(2)
         logs = self._draw(p["durations"], x, voice, seed) if s.stochastic else self._predict(p["durations"], x, voice)
-        counts = torch.ceil(torch.exp(logs[0]) * (1.0 / (s.pace * float(said.speed))))
+        counts = torch.ceil(torch.exp(logs[0]) * (1.0 / (s.pace * float(utterance.speed))))
         total = float(counts.sum())
         if not total <= s.most_frames:
             return x.new_zeros(0, s.width)
@@ -116,8 +116,8 @@ class VitsNetwork:
         for i in range(s.duration_flows, 1, -1):
             first, second = z.flip(0).chunk(2)
             flow = p["flows"][i]
-            made = convolve(flow["project"], self._dilate(flow["dilated"], convolve(flow["enter"], first) + x))
-            z = torch.cat([first, self._unspline(made.T, second[0])[None]])
+            result = convolve(flow["project"], self._dilate(flow["dilated"], convolve(flow["enter"], first) + x))
+            z = torch.cat([first, self._unspline(result.T, second[0])[None]])
         z = (z.flip(0) - p["translate"]) * torch.exp(-p["log_scale"])
         return z[:1]
 
@@ -131,11 +131,11 @@ class VitsNetwork:
             x = x + y
         return x
 
-    def _unspline(self, made: Array, y: Array) -> Array:
+    def _unspline(self, result: Array, y: Array) -> Array:
         """The inverse of a monotonic rational-quadratic spline (Durkan et al. 2019, https://arxiv.org/abs/1906.04032) with
         these unnormalised bins [T, 3 * bins - 1], at y [T]. Beyond `duration_bound` it is the identity."""
         s, bound, n = self.spec, self.spec.duration_bound, self.spec.duration_bins
-        widths, heights, slopes = made.split([n, n, n - 1], -1)
+        widths, heights, slopes = result.split([n, n, n - 1], -1)
         (x_at, widths), (y_at, heights) = (_edges(each / math.sqrt(s.hidden), bound) for each in (widths, heights))
         edge = math.log(math.exp(1 - LEAST) - 1)
         slopes = LEAST + functional.softplus(functional.pad(slopes, (1, 1), value=edge))

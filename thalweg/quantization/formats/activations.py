@@ -13,21 +13,21 @@ MICRO = 32
 """Inputs that share a power of two."""
 
 
-def act(where: str, said: Any, group: int) -> str:
-    """said: the settings, or nothing. group: inputs that share a scale in the weight. UnsupportedModelError names an
+def act(where: str, settings: Any, group: int) -> str:
+    """settings: the settings, or nothing. group: inputs that share a scale in the weight. UnsupportedModelError names an
     unsupported setting. One dynamic scale for a whole batch becomes one per row: text must not depend on other requests."""
-    if not said:
+    if not settings:
         return ""
-    if not isinstance(said, Mapping):
-        raise UnsupportedModelError(f"{where}: must be an object, not {said!r:.80}")
-    kind = KINDS.get(f"{said.get('type')}{said.get('num_bits')}")
-    strategy = str(said.get("strategy") or "tensor")
-    size, dynamic = said.get("group_size"), said.get("dynamic")
-    if not said.get("symmetric", True):
+    if not isinstance(settings, Mapping):
+        raise UnsupportedModelError(f"{where}: must be an object, not {settings!r:.80}")
+    kind = KINDS.get(f"{settings.get('type')}{settings.get('num_bits')}")
+    strategy = str(settings.get("strategy") or "tensor")
+    size, dynamic = settings.get("group_size"), settings.get("dynamic")
+    if not settings.get("symmetric", True):
         raise UnsupportedModelError(f"{where}: symmetric: this version rounds inputs without a zero point, not with one")
     if kind == "float4" and strategy == "tensor_group" and size == 16 and dynamic == "local":
         return "nvfp4"
-    if dynamic is True and strategy == "group" and size == MICRO and _powers(said) and kind in ("float4", "float8_e4m3fn"):
+    if dynamic is True and strategy == "group" and size == MICRO and _powers(settings) and kind in ("float4", "float8_e4m3fn"):
         return "mxfp4_even" if kind == "float4" else "mxfp8_even"
     if kind is not None and kind != "float4":
         if dynamic is True and strategy in ("token", "tensor"):
@@ -37,10 +37,11 @@ def act(where: str, said: Any, group: int) -> str:
         if not dynamic and strategy == "tensor":
             return f"{kind}_static"
     raise UnsupportedModelError(
-        f"{where}: this version does not round inputs to {said.get('type')} in {said.get('num_bits')} bits per {strategy}, "
+        f"{where}: this version does not round inputs to {settings.get('type')} in {settings.get('num_bits')} bits per "
+        f"{strategy}, "
         f"dynamic {dynamic}: it knows 8-bit numbers by token, group or a static scale, int4 by token, mxfp8, mxfp4 and nvfp4"
     )
 
 
-def _powers(said: Mapping[str, Any]) -> bool:
-    return said.get("num_bits") == 4 or said.get("scale_dtype") in ("torch.uint8", "uint8")
+def _powers(settings: Mapping[str, Any]) -> bool:
+    return settings.get("num_bits") == 4 or settings.get("scale_dtype") in ("torch.uint8", "uint8")

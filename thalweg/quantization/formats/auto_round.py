@@ -47,11 +47,11 @@ class AutoRound(Format):
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         super().__init__(description)
-        said = str(description.get("packing_format") or "auto_round:auto_gptq")
-        self._packing = said.removeprefix("auto_round").removeprefix(":")
+        settings = str(description.get("packing_format") or "auto_round:auto_gptq")
+        self._packing = settings.removeprefix("auto_round").removeprefix(":")
         if self._packing not in (*GPTQ, *AWQ, *FP8):
             raise UnsupportedModelError(
-                f"quantization_config: packing_format: {said!r:.60}: this version reads auto_round, auto_round:auto_gptq, "
+                f"quantization_config: packing_format: {settings!r:.60}: this version reads auto_round, auto_round:auto_gptq, "
                 f'auto_round:auto_awq and auto_round:fp8. AutoRound saves other schemes with format="llm_compressor"'
             )
         self._extra = tables(description, "extra_config")
@@ -66,8 +66,8 @@ class AutoRound(Format):
                 self._settings(more, f" extra_config: {key}:")
 
     def _settings(self, more: Mapping[str, Any], where: str) -> Settings | None:
-        said = {**self.description, **more}
-        bits, kind = said.get("bits"), said.get("data_type") or "int"
+        settings = {**self.description, **more}
+        bits, kind = settings.get("bits"), settings.get("data_type") or "int"
         if isinstance(bits, int) and bits >= DENSE_BITS:
             return None
         if kind != "int" or not isinstance(bits, int) or bits not in (BITS if self._packing in GPTQ else (awq.BITS,)):
@@ -75,7 +75,7 @@ class AutoRound(Format):
                 f"quantization_config:{where} bits: {bits!r:.20} of {kind!r:.40} are not read by this version in packing "
                 f"{self._packing or 'auto_round'!r}"
             )
-        return Settings(bits, awq.group_size(said.get("group_size", 128)), bool(said.get("sym", True)))
+        return Settings(bits, awq.group_size(settings.get("group_size", 128)), bool(settings.get("sym", True)))
 
     def _own(self, layer: str) -> Mapping[str, Any] | None:
         """Of extra_config: the layer's name, then the end of it, then an expression. None: no entry matches it."""
@@ -97,30 +97,30 @@ class AutoRound(Format):
         if self._blockwise:
             own = self._own(layer)
             return None if own and own.get("bits", 8) >= DENSE_BITS else self._blockwise.scheme(layer)
-        said = self._of(layer)
-        if said is None:
+        settings = self._of(layer)
+        if settings is None:
             return None
-        return awq.weight_format(said.group, said.symmetric) if self._packing in AWQ else self._gptq(said).form
+        return awq.weight_format(settings.group, settings.symmetric) if self._packing in AWQ else self._gptq(settings).form
 
-    def _gptq(self, said: Settings) -> gptq.Packing:
+    def _gptq(self, settings: Settings) -> gptq.Packing:
         """Its own reader adds 1 without wrapping."""
-        return gptq.Packing(said.bits, said.group, said.symmetric, offset=GPTQ[self._packing], wraps=False)
+        return gptq.Packing(settings.bits, settings.group, settings.symmetric, offset=GPTQ[self._packing], wraps=False)
 
     def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         if self._blockwise:
             return self._blockwise.parts(layer, shape)
-        said = self._of(layer)
-        assert said is not None, layer
+        settings = self._of(layer)
+        assert settings is not None, layer
         if self._packing in AWQ:
-            return awq.parts(shape, said.group, optional=said.symmetric)
-        return gptq.parts(shape, self._gptq(said))
+            return awq.parts(shape, settings.group, optional=settings.symmetric)
+        return gptq.parts(shape, self._gptq(settings))
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         if self._blockwise:
             return self._blockwise.read(layer, shape, get)
-        said = self._of(layer)
-        assert said is not None, layer
+        settings = self._of(layer)
+        assert settings is not None, layer
         if self._packing in AWQ:
-            zeros = not said.symmetric or self.entry(f"{layer}.qzeros") is not None
-            return awq.read(layer, shape, get, awq.weight_format(said.group, said.symmetric), zeros)
-        return gptq.read(layer, shape, get, self._gptq(said), self.entry(f"{layer}.g_idx") is not None)
+            zeros = not settings.symmetric or self.entry(f"{layer}.qzeros") is not None
+            return awq.read(layer, shape, get, awq.weight_format(settings.group, settings.symmetric), zeros)
+        return gptq.read(layer, shape, get, self._gptq(settings), self.entry(f"{layer}.g_idx") is not None)

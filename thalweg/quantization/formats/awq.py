@@ -50,9 +50,9 @@ class Awq(Format):
         return read(layer, shape, get, weight_format(self._group, not self._zeros), zeros)
 
 
-def group_size(said: object) -> int:
+def group_size(value: object) -> int:
     """`WeightFormat.group` for `group_size` of AWQ and GPTQ: -1 is a row."""
-    return 0 if said == -1 else number(said, "group_size")
+    return 0 if value == -1 else number(value, "group_size")
 
 
 def weight_format(group: int, symmetric: bool) -> WeightFormat:

@@ -65,9 +65,9 @@ class BitsAndBytes(Format):
             return None
         if not self._kind:
             return WeightFormat("int", 8)
-        kind, said = self._state(layer)
-        block = int(said.get("blocksize", BLOCK))
-        inputs = said["shape"][1] if "shape" in said else block
+        kind, settings = self._state(layer)
+        block = int(settings.get("blocksize", BLOCK))
+        inputs = settings["shape"][1] if "shape" in settings else block
         group = gcd(inputs, block)
         if group < LEAST:
             raise UnsupportedModelError(
@@ -82,15 +82,19 @@ class BitsAndBytes(Format):
         if layer not in self._settings:
             raw = self.value(f"{layer}.{_STATE}{kind}")
             try:
-                said = {} if raw is None else json.loads(raw.tobytes())
-                sizes = [*said["shape"], said["blocksize"], said.get("nested_blocksize", NESTED)] if said else [1] * 4
+                settings = {} if raw is None else json.loads(raw.tobytes())
+                sizes = (
+                    [*settings["shape"], settings["blocksize"], settings.get("nested_blocksize", NESTED)]
+                    if settings
+                    else [1] * 4
+                )
                 known = len(sizes) == 4 and all(isinstance(n, int) and 0 < n < MOST for n in sizes)
-                float(said.get("nested_offset", 0))
+                float(settings.get("nested_offset", 0))
             except (ValueError, TypeError, KeyError) as e:
                 raise CheckpointError(f"{layer}.{_STATE}{kind}: not a description of blocks: {e}") from e
-            if not known or said.get("quant_type", kind) != kind:
+            if not known or settings.get("quant_type", kind) != kind:
                 raise CheckpointError(f"{layer}.{_STATE}{kind}: does not describe a matrix in blocks of {kind}")
-            self._settings[layer] = said
+            self._settings[layer] = settings
         return kind, self._settings[layer]
 
     def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
@@ -101,19 +105,19 @@ class BitsAndBytes(Format):
                 "SCB": WeightPart(((outputs,),)),
                 "weight_format": WeightPart(((), (1,)), optional=True),
             }
-        kind, said = self._state(layer)
-        blocks = -(-outputs * inputs // int(said.get("blocksize", BLOCK)))
+        kind, settings = self._state(layer)
+        blocks = -(-outputs * inputs // int(settings.get("blocksize", BLOCK)))
         state = self.entry(f"{layer}.{_STATE}{kind}")
-        made = {
+        result = {
             "weight": WeightPart(tuple((-(-outputs * inputs // (2 * n)), 1) for n in _STORAGE)),
             "weight.absmax": WeightPart(((blocks,),)),
             "weight.quant_map": WeightPart(((len(TABLES[kind]),),)),
             f"{_STATE}{kind}": WeightPart((state[1] if state else (1,),)),
         }
-        if "nested_offset" in said:
-            nested = -(-blocks // int(said.get("nested_blocksize", NESTED)))
-            made |= {"weight.nested_absmax": WeightPart(((nested,),)), "weight.nested_quant_map": WeightPart(((256,),))}
-        return made
+        if "nested_offset" in settings:
+            nested = -(-blocks // int(settings.get("nested_blocksize", NESTED)))
+            result |= {"weight.nested_absmax": WeightPart(((nested,),)), "weight.nested_quant_map": WeightPart(((256,),))}
+        return result
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         import torch
@@ -125,10 +129,10 @@ class BitsAndBytes(Format):
                 raise CheckpointError(f"{layer}.weight_format: this version reads weights by rows (0)")
             return QTensor(form, shape, {"codes": get("weight"), "scales": get("SCB").float()[:, None] / 127})
         outputs, inputs = shape
-        _, said = self._state(layer)
-        if tuple(said["shape"]) != shape:
+        _, settings = self._state(layer)
+        if tuple(settings["shape"]) != shape:
             raise CheckpointError(
-                f"{layer}: its blocks are those of a matrix {said['shape']}, config.json makes it {list(shape)}"
+                f"{layer}: its blocks are those of a matrix {settings['shape']}, config.json makes it {list(shape)}"
             )
         levels = torch.tensor(form.levels)
         if not torch.allclose(get("weight.quant_map").float(), levels, atol=_LEVELS_ERROR):
@@ -136,18 +140,18 @@ class BitsAndBytes(Format):
         pairs = get("weight").reshape(-1).view(torch.uint8)
         codes = torch.stack([pairs >> 4, pairs & 15], -1).reshape(-1)[: outputs * inputs].reshape(shape)
         first = torch.arange(outputs * (inputs // form.group)) * form.group
-        scales = _maxima(get, said)[first // int(said["blocksize"])].reshape(outputs, -1)
+        scales = _maxima(get, settings)[first // int(settings["blocksize"])].reshape(outputs, -1)
         return QTensor(form, shape, {"codes": codes, "scales": scales, "levels": levels[None]})
 
 
-def _maxima(get: Get, said: Mapping[str, Any]) -> Tensor:
+def _maxima(get: Get, settings: Mapping[str, Any]) -> Tensor:
     """float32 [blocks]."""
     import torch
 
     absmax = get("weight.absmax")
-    if "nested_offset" not in said:
+    if "nested_offset" not in settings:
         return absmax.float()
-    size = int(said.get("nested_blocksize", NESTED))
+    size = int(settings.get("nested_blocksize", NESTED))
     outer = get("weight.nested_absmax").float().repeat_interleave(size)[: len(absmax)]
     inner = get("weight.nested_quant_map").float()[absmax.to(torch.int64)]
-    return inner * outer + torch.tensor(float(said["nested_offset"]))
+    return inner * outer + torch.tensor(float(settings["nested_offset"]))

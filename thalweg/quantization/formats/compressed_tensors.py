@@ -114,28 +114,28 @@ class CompressedTensors(Format):
         group, form = self._of(layer)
         out, fan_in = shape
         micro = group.layout.startswith("mx")
-        made = {"weight_scale": WeightPart(group.scales(shape), dtypes=POWERS if micro else FLOATS)}
+        result = {"weight_scale": WeightPart(group.scales(shape), dtypes=POWERS if micro else FLOATS)}
         if group.layout == "pack-quantized":
             packed = tuple((out, n) for n in self._words(fan_in, group.bits))
-            made |= {
+            result |= {
                 "weight_packed": WeightPart(packed, dtypes=("int32",)), "weight_shape": WeightPart(((2,),)),
                 "weight_g_idx": WeightPart(((fan_in,),), optional=not form.reordered, dtypes=("int32", "int64")),
             }  # fmt: skip
             if not form.symmetric:
                 across = [(rows, *s[1:]) for s in group.scales(shape) if len(s) == 2 for rows in self._words(out, group.bits)]
-                made["weight_zero_point"] = WeightPart((*across, (1,)), dtypes=("int32", "int8"))
+                result["weight_zero_point"] = WeightPart((*across, (1,)), dtypes=("int32", "int8"))
         elif group.layout.endswith("pack-quantized"):
             held = WeightPart(((out, fan_in * group.bits // 8),), dtypes=BYTES)
-            made |= {"weight_packed": held, "weight_shape": WeightPart(((2,),), optional=True)}
+            result |= {"weight_packed": held, "weight_shape": WeightPart(((2,),), optional=True)}
             if group.layout == NVFP4:
-                made["weight_scale"] = WeightPart(group.scales(shape), dtypes=("float8_e4m3fn",))
-                made["weight_global_scale"] = WeightPart(((1,), ()), dtypes=FLOATS)
+                result["weight_scale"] = WeightPart(group.scales(shape), dtypes=("float8_e4m3fn",))
+                result["weight_global_scale"] = WeightPart(((1,), ()), dtypes=FLOATS)
         else:
             kept = INTEGERS if form.kind == "int" else ("float8_e4m3fn",)
             zeros = WeightPart(group.scales(shape), optional=form.symmetric, dtypes=(*INTEGERS, *FLOATS, "float8_e4m3fn"))
-            made |= {"weight": WeightPart((shape,), dtypes=kept), "weight_zero_point": zeros}
+            result |= {"weight": WeightPart((shape,), dtypes=kept), "weight_zero_point": zeros}
         scale = "input_global_scale" if form.act == "nvfp4" else "input_scale"
-        return made | {scale: WeightPart(((1,), (), (1, 1)), optional=not form.own_scale, dtypes=FLOATS)}
+        return result | {scale: WeightPart(((1,), (), (1, 1)), optional=not form.own_scale, dtypes=FLOATS)}
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         group, form = self._of(layer)
@@ -165,8 +165,8 @@ class CompressedTensors(Format):
 
     def _read_codes(self, group: _Group, form: WeightFormat, layer: str, shape: tuple[int, int], get: Get) -> dict[str, Any]:
         """Codes, zero points and the order of the inputs."""
-        if (said := tuple(get("weight_shape").tolist())) != shape:
-            raise CheckpointError(f"{layer}.weight_shape is {list(said)}, config.json makes it {list(shape)}")
+        if (declared := tuple(get("weight_shape").tolist())) != shape:
+            raise CheckpointError(f"{layer}.weight_shape is {list(declared)}, config.json makes it {list(shape)}")
         packed = get("weight_packed")
         dense, padded = self._words(shape[1], group.bits)
         whole_words = packed.shape[1] == padded if dense != padded else self._padded
@@ -234,19 +234,19 @@ def _spread(scales: Any, group: _Group, rows: int) -> Any:
     return scales.contiguous() if group.format.group else per_row(scales, rows)
 
 
-def _group(name: str, said: Any, default: str) -> _Group:
+def _group(name: str, declared: Any, default: str) -> _Group:
     where = f"quantization_config: config_groups: {name}"
-    if not isinstance(said, Mapping):
-        raise UnsupportedModelError(f"{where}: must be an object with targets and weights, not {said!r:.80}")
-    targets = names(said, "targets")
-    w, inputs = said.get("weights"), said.get("input_activations")
-    if said.get("output_activations"):
+    if not isinstance(declared, Mapping):
+        raise UnsupportedModelError(f"{where}: must be an object with targets and weights, not {declared!r:.80}")
+    targets = names(declared, "targets")
+    w, inputs = declared.get("weights"), declared.get("input_activations")
+    if declared.get("output_activations"):
         raise UnsupportedModelError(f"{where}: output_activations: this version rounds inputs of layers, not their outputs")
     if w is None and not inputs:
         return _Group(targets)
     if not isinstance(w, Mapping):
         raise UnsupportedModelError(f"{where}: weights: this version reads groups with quantised weights only")
-    layout = str(said.get("format") or default)
+    layout = str(declared.get("format") or default)
     layout = _infer_layout(w, inputs) if layout in ("", "mixed-precision", "naive-quantized") else layout
     if layout not in STORED:
         raise UnsupportedModelError(f"{where}: format: {layout!r:.80}: {_AWAY}")
@@ -283,10 +283,12 @@ def _group(name: str, said: Any, default: str) -> _Group:
     return _Group(targets, layout, bits, form, block, orders)
 
 
-def _block(where: str, said: Any) -> tuple[int, int]:
-    if isinstance(said, list | tuple) and len(said) == 2:
-        return number(said[0], f"{where}: block_structure"), number(said[1], f"{where}: block_structure")
-    raise UnsupportedModelError(f"{where}: block_structure: must be rows and columns of a block ([128, 128]), not {said!r:.60}")
+def _block(where: str, declared: Any) -> tuple[int, int]:
+    if isinstance(declared, list | tuple) and len(declared) == 2:
+        return number(declared[0], f"{where}: block_structure"), number(declared[1], f"{where}: block_structure")
+    raise UnsupportedModelError(
+        f"{where}: block_structure: must be rows and columns of a block ([128, 128]), not {declared!r:.60}"
+    )
 
 
 def _infer_layout(w: Mapping[str, Any], inputs: Any) -> str:
@@ -300,7 +302,7 @@ def _infer_layout(w: Mapping[str, Any], inputs: Any) -> str:
     return "mxfp8-quantized" if w.get("scale_dtype") in ("torch.uint8", "uint8") else "float-quantized"
 
 
-def _version(said: Any) -> tuple[int, ...]:
+def _version(declared: Any) -> tuple[int, ...]:
     """Of the library that wrote the files: its first two numbers. Unknown: the newest."""
-    numbers = str(said or "").split(".")[:2]
+    numbers = str(declared or "").split(".")[:2]
     return tuple(map(int, numbers)) if len(numbers) == 2 and all(n.isdigit() for n in numbers) else (99, 0)

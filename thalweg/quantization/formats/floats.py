@@ -49,8 +49,8 @@ def wide(scales: Any, layer: str) -> Any:
         bits = scales.view(torch.uint8).to(torch.int32)
         if bool((bits == 255).any()):
             raise CheckpointError(f"{layer}: a scale is NaN (its exponent's byte is 255): the file is damaged")
-        made: Any = torch.where(bits == 0, 1 << 22, bits << 23).view(torch.float32)  # 2**-127 is subnormal
-        return made
+        result: Any = torch.where(bits == 0, 1 << 22, bits << 23).view(torch.float32)  # 2**-127 is subnormal
+        return result
     return scales.to(torch.float32)
 
 

@@ -58,14 +58,14 @@ class Fp8(Format):
         if self._micro(layer):
             return {"weight": WeightPart(((out, fan_in // 2),), dtypes=BYTES),
                     self._scale(layer): WeightPart(((out, -(-fan_in // MICRO.group)),), dtypes=SCALES)}  # fmt: skip
-        made = {"weight": WeightPart((shape,), dtypes=("float8_e4m3fn",))}
+        result = {"weight": WeightPart((shape,), dtypes=("float8_e4m3fn",))}
         if self._block:
             rows, columns = self._rows(layer, out), self._block[1]
-            made[self._scale(layer)] = WeightPart(((-(-out // rows), -(-fan_in // columns)),), dtypes=SCALES)
+            result[self._scale(layer)] = WeightPart(((-(-out // rows), -(-fan_in // columns)),), dtypes=SCALES)
         else:
-            made[self._scale(layer)] = WeightPart(whole(out), dtypes=FLOATS)
-        made["input_scale"] = WeightPart(((), (1,)), optional=not self._static, dtypes=FLOATS)
-        return made
+            result[self._scale(layer)] = WeightPart(whole(out), dtypes=FLOATS)
+        result["input_scale"] = WeightPart(((), (1,)), optional=not self._static, dtypes=FLOATS)
+        return result
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         form = self.scheme(layer)
@@ -95,11 +95,11 @@ class Fp8(Format):
         return found.rpartition(".")[2] if found else "weight_scale_inv" if self._block else "weight_scale"
 
 
-def _block(said: Any) -> tuple[int, int] | None:
-    if said is None:
+def _block(shape: Any) -> tuple[int, int] | None:
+    if shape is None:
         return None
-    if not (isinstance(said, list) and len(said) == 2 and all(isinstance(n, int) and n > 0 for n in said)):
+    if not (isinstance(shape, list) and len(shape) == 2 and all(isinstance(n, int) and n > 0 for n in shape)):
         raise UnsupportedModelError(
-            f"quantization_config: weight_block_size: must be rows and columns of a block ([128, 128]), not {said!r:.80}"
+            f"quantization_config: weight_block_size: must be rows and columns of a block ([128, 128]), not {shape!r:.80}"
         )
-    return said[0], said[1]
+    return shape[0], shape[1]

@@ -55,9 +55,9 @@ class Gguf(Format):
         """w4a8: layers of 4 bits round their inputs to 8, group by group. w4a16: nothing is rounded, as without a word."""
         if method not in BY_METHOD:
             return None
-        made = Gguf(self.description)
-        made._act, made._optional = BY_METHOD[method], method == "int4"
-        return made
+        result = Gguf(self.description)
+        result._act, result._optional = BY_METHOD[method], method == "int4"
+        return result
 
     def choose(self, gains: Callable[[WeightFormat], bool]) -> Gguf:
         """int4: inputs are rounded if the device gains by it in the commonest types of 4 bits, Q4_K's and Q4_0's."""
@@ -82,14 +82,14 @@ class Gguf(Format):
         import torch
 
         name, form = self._types[layer], weight_format(self._types[layer])
-        made = decode_blocks(_BY_NAME[name], get("weight").numpy())
-        codes = torch.from_numpy(made.codes)
+        result = decode_blocks(_BY_NAME[name], get("weight").numpy())
+        codes = torch.from_numpy(result.codes)
         if name in FLOATS:
-            data = {"codes": (codes.float() / 2).to(torch.float8_e4m3fn), "scales": torch.from_numpy(made.scales) * 2}
+            data = {"codes": (codes.float() / 2).to(torch.float8_e4m3fn), "scales": torch.from_numpy(result.scales) * 2}
         else:
-            data = {"codes": codes, "scales": torch.from_numpy(made.scales)}
-        if made.mins is not None:
-            data["mins"] = torch.from_numpy(made.mins)
+            data = {"codes": codes, "scales": torch.from_numpy(result.scales)}
+        if result.mins is not None:
+            data["mins"] = torch.from_numpy(result.mins)
         if layer in self._tiles:
             data = {key: _in_order(values, self._tiles[layer], form.group, key == "codes") for key, values in data.items()}
         return QTensor(form, shape, data)

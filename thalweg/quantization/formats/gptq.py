@@ -65,9 +65,9 @@ class Gptq(Format):
                 "packed for one kernel hold no other's order; take the checkpoint they were made of, or save it as gptq"
             )
         for key, plain in (("pack_dtype", "int32"), ("rotation", None), ("adapter", None)):
-            if (said := self._said.get(key)) and said != plain:
+            if (settings := self._said.get(key)) and settings != plain:
                 raise UnsupportedModelError(
-                    f"quantization_config: {key}: {said!r:.60} is not read by this version; it must be absent"
+                    f"quantization_config: {key}: {settings!r:.60} is not read by this version; it must be absent"
                 )
         self._version = VERSIONS[layout]
         self._dynamic = tables(self._said, "dynamic")
@@ -78,15 +78,15 @@ class Gptq(Format):
             if not rule.startswith("-:"):
                 self._packing({**self._said, **more}, f" dynamic: {rule}:")
 
-    def _packing(self, said: Mapping[str, Any], where: str) -> Packing:
-        bits = said.get("bits")
+    def _packing(self, settings: Mapping[str, Any], where: str) -> Packing:
+        bits = settings.get("bits")
         if not isinstance(bits, int) or bits not in BITS:
             raise UnsupportedModelError(
                 f"quantization_config:{where} bits: this version reads GPTQ in 2, 3, 4 and 8, not {bits!r:.40}"
             )
-        group = group_size(said.get("group_size", 128))
-        ordered = bool(said.get("desc_act")) and group > 0 and not said.get("static_groups")
-        return Packing(bits, group, bool(said.get("sym", True)), ordered, 2 - self._version, bits != 3)
+        group = group_size(settings.get("group_size", 128))
+        ordered = bool(settings.get("desc_act")) and group > 0 and not settings.get("static_groups")
+        return Packing(bits, group, bool(settings.get("sym", True)), ordered, 2 - self._version, bits != 3)
 
     def _of(self, layer: str) -> Packing | None:
         if layer not in self._found:
@@ -99,8 +99,8 @@ class Gptq(Format):
         left_out = not (self._said.get("lm_head") if head else contains(layer, self._inside) or not self._inside)
         if more is None or (left_out and not more):
             return None
-        made = self._packing({**self._said, **more}, "")
-        return replace(made, ordered=made.ordered and not self._is_sorted(layer, made.group))
+        result = self._packing({**self._said, **more}, "")
+        return replace(result, ordered=result.ordered and not self._is_sorted(layer, result.group))
 
     def _is_sorted(self, layer: str, group: int) -> bool:
         """Are the groups of this layer in the order of its inputs, whatever the settings say?"""
@@ -130,12 +130,12 @@ class Gptq(Format):
         return held is not None and not held.any()
 
 
-def _flat(said: Mapping[str, Any]) -> tuple[str, ...]:
+def _flat(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """modules_in_block_to_quantize: names, or lists of names that are quantised together."""
     key = "modules_in_block_to_quantize"
-    found = said.get(key)
+    found = settings.get(key)
     if not isinstance(found, list):
-        return names(said, key)
+        return names(settings, key)
     each = (n if isinstance(n, list) else [n] for n in found)
     return names({key: [name for group in each for name in group]}, key)
 

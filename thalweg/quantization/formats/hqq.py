@@ -37,15 +37,15 @@ class Hqq(Format):
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         super().__init__(description)
-        said = table(description, "quant_config")
-        if not said:
+        config = table(description, "quant_config")
+        if not config:
             raise UnsupportedModelError("quantization_config: quant_config: must say how weights are quantised")
-        one = "weight_quant_params" in said
+        one = "weight_quant_params" in config
         inner = {} if one else tables(description, "quant_config")
-        self._default = _weights(said) if one else None
+        self._default = _weights(config) if one else None
         self._by_name = {name: _weights(v) for name, v in inner.items()}
         for key in ("scale_quant_params", "zero_quant_params"):
-            if said.get(key):
+            if config.get(key):
                 raise UnsupportedModelError(f"quantization_config: {key}: this version requires floats as scales and zeros")
         self._dense = names(description, "skip_modules", default=("lm_head",))
         self._found: dict[str, WeightFormat | None] = {}
@@ -97,12 +97,12 @@ class Hqq(Format):
         return last in SETTINGS and self.entry(f"{layer}.W_q") is not None
 
 
-def _weights(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    return table(said, "weight_quant_params") if "weight_quant_params" in said else said
+def _weights(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return table(config, "weight_quant_params") if "weight_quant_params" in config else config
 
 
-def _weight_format(said: Mapping[str, Any], where: str) -> WeightFormat:
-    bits, group, axis = said.get("nbits"), said.get("group_size"), said.get("axis", 1)
+def _weight_format(config: Mapping[str, Any], where: str) -> WeightFormat:
+    bits, group, axis = config.get("nbits"), config.get("group_size"), config.get("axis", 1)
     if not isinstance(bits, int) or isinstance(bits, bool) or bits not in PARTS:
         raise UnsupportedModelError(f"{where}: nbits: this version reads HQQ in {sorted(PARTS)} bits, not {bits!r:.40}")
     if axis != 1:
@@ -111,7 +111,7 @@ def _weight_format(said: Mapping[str, Any], where: str) -> WeightFormat:
             "with axis=1"
         )
     for key in _REFUSED:
-        if said.get(key):
+        if config.get(key):
             raise UnsupportedModelError(f"{where}: {key}: not read by this version; quantise it with {key}=False")
     return WeightFormat(
         "int",

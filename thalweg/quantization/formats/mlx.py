@@ -63,9 +63,9 @@ class Mlx(Format):
         super().__init__(description)
         self._default = _read_settings(description, "")
         self._by_name = {
-            name: _read_settings(said, f"{name}: ") if isinstance(said, Mapping) else said
-            for name, said in description.items()
-            if name != "stored" and (isinstance(said, Mapping) or said is False)
+            name: _read_settings(entry, f"{name}: ") if isinstance(entry, Mapping) else entry
+            for name, entry in description.items()
+            if name != "stored" and (isinstance(entry, Mapping) or entry is False)
         }
 
     def scheme(self, layer: str) -> WeightFormat | None:
@@ -86,54 +86,54 @@ class Mlx(Format):
         return self._default
 
     def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
-        said = self._settings(layer)
-        assert said is not None, layer
+        entry = self._settings(layer)
+        assert entry is not None, layer
         rows, inputs = shape
-        if inputs % said.group:
-            raise UnsupportedModelError(f"{layer}: its {inputs} inputs are no multiple of the group_size, {said.group}")
-        groups = ((rows, inputs // said.group),)
-        codes = WeightPart(((rows, inputs * said.bits // WORD),), dtypes=("uint32",))
-        if said.mode in MODES:
+        if inputs % entry.group:
+            raise UnsupportedModelError(f"{layer}: its {inputs} inputs are no multiple of the group_size, {entry.group}")
+        groups = ((rows, inputs // entry.group),)
+        codes = WeightPart(((rows, inputs * entry.bits // WORD),), dtypes=("uint32",))
+        if entry.mode in MODES:
             return {"weight": codes, "scales": WeightPart(groups, dtypes=("uint8",))}
         return {"weight": codes, "scales": WeightPart(groups, dtypes=FLOATS), "biases": WeightPart(groups, dtypes=FLOATS)}
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         import torch
 
-        said = self._settings(layer)
-        assert said is not None, layer
+        entry = self._settings(layer)
+        assert entry is not None, layer
         words, scales = get("weight"), get("scales")
-        if said.mode == "affine":
-            codes = stream(words.view(torch.int32), said.bits, shape[1])
-            return QTensor(said.format, shape, {"codes": codes, "scales": scales.float(), "mins": -get("biases").float()})
+        if entry.mode == "affine":
+            codes = stream(words.view(torch.int32), entry.bits, shape[1])
+            return QTensor(entry.format, shape, {"codes": codes, "scales": scales.float(), "mins": -get("biases").float()})
         raw = words.view(torch.uint8)
-        codes = raw.view(torch.float8_e4m3fn) if said.bits == 8 else float4(raw)
-        if said.mode == "nvfp4":
+        codes = raw.view(torch.float8_e4m3fn) if entry.bits == 8 else float4(raw)
+        if entry.mode == "nvfp4":
             data = {"codes": codes, "scales": scales.view(torch.float8_e4m3fn), "scale": torch.ones(shape[0], 1)}
-            return QTensor(said.format, shape, data)
-        return QTensor(said.format, shape, {"codes": codes, "scales": wide(scales, layer)})
+            return QTensor(entry.format, shape, data)
+        return QTensor(entry.format, shape, {"codes": codes, "scales": wide(scales, layer)})
 
 
-def _read_settings(said: Mapping[str, Any], where: str) -> MlxSettings:
+def _read_settings(entry: Mapping[str, Any], where: str) -> MlxSettings:
     """Settings of all layers, or of one, which inherits none. UnsupportedModelError names a setting that MLX does not write."""
-    mode = said.get("mode") or "affine"
+    mode = entry.get("mode") or "affine"
     if mode not in ("affine", *MODES):
         raise UnsupportedModelError(
             f"quantization: {where}mode: this version reads MLX in affine, {', '.join(MODES)}, not {mode!r:.40}"
         )
-    if said.get("quantize_input"):
+    if entry.get("quantize_input"):
         raise UnsupportedModelError(
             f"quantization: {where}quantize_input: rounded inputs are not supported: quantise the model without"
         )
     one = MODES.get(mode)
-    bits = _choose(said, "bits", (one.bits,) if one else BITS, mode, where) or (one.bits if one else 4)
-    group = _choose(said, "group_size", (one.group,) if one else GROUPS, mode, where) or (one.group if one else 64)
+    bits = _choose(entry, "bits", (one.bits,) if one else BITS, mode, where) or (one.bits if one else 4)
+    group = _choose(entry, "group_size", (one.group,) if one else GROUPS, mode, where) or (one.group if one else 64)
     return MlxSettings(mode, bits, group)
 
 
-def _choose(said: Mapping[str, Any], key: str, known: tuple[int, ...], mode: str, where: str) -> int | None:
+def _choose(entry: Mapping[str, Any], key: str, known: tuple[int, ...], mode: str, where: str) -> int | None:
     """A number among `known`. None, where it is absent or null: the mode's default."""
-    value = said.get(key)
+    value = entry.get(key)
     if value is not None and (type(value) is not int or value not in known):
         raise UnsupportedModelError(
             f"quantization: {where}{key}: MLX's {mode} has {', '.join(map(str, known))}, not {value!r:.40}"

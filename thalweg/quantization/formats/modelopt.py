@@ -75,10 +75,10 @@ class ModelOpt(Format):
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         super().__init__(description)
-        self._said = said = table(description, "quantization") or description
-        self._layers = tables(said, "quantized_layers")
-        self._dense = names(said, "exclude_modules") + names(said, "ignore")
-        for settings in (said, *self._layers.values()):
+        self._said = config = table(description, "quantization") or description
+        self._layers = tables(config, "quantized_layers")
+        self._dense = names(config, "exclude_modules") + names(config, "ignore")
+        for settings in (config, *self._layers.values()):
             algo = str(settings.get("quant_algo") or "").upper()
             if algo and algo not in ALGOS and not (algo == MIXED and self._layers):
                 raise UnsupportedModelError(
@@ -108,7 +108,7 @@ class ModelOpt(Format):
         algo, form, name = self._algo(layer), self.scheme(layer), self._name(layer)
         assert form is not None
         out, fan_in = shape
-        made = {"weight": WeightPart((algo.codes(shape),), dtypes=(algo.stored,))}
+        result = {"weight": WeightPart((algo.codes(shape),), dtypes=(algo.stored,))}
         scales: tuple[tuple[int, ...], ...] = whole(out)
         if algo is _BLOCKS:
             rows, columns = -(-out // BLOCK), -(-fan_in // BLOCK)
@@ -116,10 +116,10 @@ class ModelOpt(Format):
             scales = ((rows, 1, columns, 1), (rows, columns), *one)
         elif form.group > 0 or name == "W4A8_AWQ":
             scales = ((out, -(-fan_in // (form.group or self._group(self._settings(layer) or {})))),)
-        made["weight_scale"] = WeightPart(scales, dtypes=algo.scales)
+        result["weight_scale"] = WeightPart(scales, dtypes=algo.scales)
         if form.scale_dtype or name == "W4A8_AWQ":
-            made["weight_scale_2"] = WeightPart(((), (1,)), dtypes=FLOATS)
-        return made | {
+            result["weight_scale_2"] = WeightPart(((), (1,)), dtypes=FLOATS)
+        return result | {
             "input_scale": WeightPart(((), (1,)), optional=not form.own_scale, dtypes=FLOATS),
             "pre_quant_scale": WeightPart(((fan_in,),), optional=not form.smoothed, dtypes=FLOATS),
         }
@@ -167,8 +167,8 @@ class ModelOpt(Format):
     def _group(self, settings: Mapping[str, Any]) -> int:
         """Inputs that share a scale, of integers."""
         groups = tables(self._said, "config_groups").values()
-        said = [settings.get("group_size"), *(table(g, "weights").get("group_size") for g in groups)]
-        return next((number(n, "group_size") for n in said if n), BLOCK)
+        config = [settings.get("group_size"), *(table(g, "weights").get("group_size") for g in groups)]
+        return next((number(n, "group_size") for n in config if n), BLOCK)
 
 
 def pairs_of_rows(packed: Any) -> Any:

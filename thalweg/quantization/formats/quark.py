@@ -65,27 +65,27 @@ class Quark(Format):
     def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         kind, form = self._of(layer)
         out, fan_in = shape
-        made: dict[str, WeightPart] = {}
+        result: dict[str, WeightPart] = {}
         if kind in ("int4", "uint4"):
             words, groups = -(-out // PER_WORD), -(-fan_in // form.group)
-            made = {
+            result = {
                 "weight": WeightPart(((fan_in, words),), dtypes=("int32",)),
                 "weight_scale": WeightPart(((groups, out),), dtypes=FLOATS),
             }
-            made["weight_zero_point"] = WeightPart(((groups, words),), optional=form.symmetric, dtypes=("int32",))
+            result["weight_zero_point"] = WeightPart(((groups, words),), optional=form.symmetric, dtypes=("int32",))
         elif kind in MICRO:
             groups = -(-fan_in // form.group)
-            made["weight"] = WeightPart(((out, fan_in * MICRO[kind] // 8),), dtypes=("uint8",))
+            result["weight"] = WeightPart(((out, fan_in * MICRO[kind] // 8),), dtypes=("uint8",))
             stored = (form.scale_dtype,) if form.scale_dtype else ("uint8", "float8_e8m0fnu")
-            made["weight_scale"] = WeightPart(((out, groups),), dtypes=stored)
+            result["weight_scale"] = WeightPart(((out, groups),), dtypes=stored)
             if form.scale_dtype:
-                made["weight_scale_2"] = WeightPart(((), (1,)), dtypes=FLOATS)
+                result["weight_scale_2"] = WeightPart(((), (1,)), dtypes=FLOATS)
         else:
-            made = {"weight": WeightPart((shape,), dtypes=(kind,)), "weight_scale": WeightPart(whole(out), dtypes=FLOATS)}
+            result = {"weight": WeightPart((shape,), dtypes=(kind,)), "weight_scale": WeightPart(whole(out), dtypes=FLOATS)}
         single = WeightPart(((), (1,)), optional=not form.own_scale, dtypes=FLOATS)
         zero = WeightPart(((), (1,), (out,), (out, 1)), optional=True)
-        made["input_scale_2" if form.act == "nvfp4" else "input_scale"] = single
-        return {"weight_zero_point": zero, "input_zero_point": zero} | made
+        result["input_scale_2" if form.act == "nvfp4" else "input_scale"] = single
+        return {"weight_zero_point": zero, "input_zero_point": zero} | result
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         kind, form = self._of(layer)
@@ -123,21 +123,21 @@ class Quark(Format):
         return found
 
 
-def _form(where: str, said: Any, cache: bool) -> tuple[str, WeightFormat] | None:
+def _form(where: str, settings: Any, cache: bool) -> tuple[str, WeightFormat] | None:
     """Quark's name for the format of weights with these settings, and the format in memory; None: they are dense. cache: are
     outputs kept in a KV cache?"""
     where = f"quantization_config: {where}"
     for key in ("bias", *(() if cache else ("output_tensors",))):
-        if said.get(key):
+        if settings.get(key):
             raise UnsupportedModelError(f"{where}: {key}: this version reads quantised weights, and rounds inputs of layers")
-    inputs, weight = said.get("input_tensors"), said.get("weight")
+    inputs, weight = settings.get("input_tensors"), settings.get("weight")
     if not weight:
         if inputs:
             raise UnsupportedModelError(f"{where}: weight: inputs are rounded only where weights are quantised: {_READ}")
         return None
     if isinstance(weight, list):
         return _two_levels(where, [table({"weight": w}, "weight") for w in weight], inputs)
-    weight = table(said, "weight")
+    weight = table(settings, "weight")
     dtype, scheme, size = str(weight.get("dtype")), weight.get("qscheme"), weight.get("group_size")
     act = _act(f"{where}: input_tensors", inputs)
     symmetric = weight.get("symmetric") is not False
@@ -171,21 +171,21 @@ def _two_levels(where: str, weight: list[Any], inputs: Any) -> tuple[str, Weight
     return "fp4", WeightFormat("float", 4, 16, scale_dtype=FLOAT8, act="nvfp4" if both else "")
 
 
-def _act(where: str, said: Any) -> str:
-    if not said:
+def _act(where: str, settings: Any) -> str:
+    if not settings:
         return ""
-    if isinstance(said, Mapping):
-        dtype, scheme, dynamic = said.get("dtype"), said.get("qscheme"), bool(said.get("is_dynamic"))
+    if isinstance(settings, Mapping):
+        dtype, scheme, dynamic = settings.get("dtype"), settings.get("qscheme"), bool(settings.get("is_dynamic"))
         kind = {"fp8_e4m3": FLOAT8, "int8": "int8"}.get(str(dtype))
-        if scheme == "per_group" and dynamic and said.get("group_size") == 32 and said.get("scale_format") == "e8m0":
+        if scheme == "per_group" and dynamic and settings.get("group_size") == 32 and settings.get("scale_format") == "e8m0":
             if dtype in ("fp4", "fp8_e4m3"):
                 return "mxfp4_even" if dtype == "fp4" else "mxfp8_even"
-        elif kind and said.get("symmetric") is not False:
+        elif kind and settings.get("symmetric") is not False:
             if dynamic and scheme in ("per_tensor", "per_channel"):
                 return kind
             if not dynamic and scheme == "per_tensor":
                 return f"{kind}_static"
     raise UnsupportedModelError(
         f"{where}: this version rounds inputs to fp8_e4m3 and int8 (symmetric; dynamic, or per_tensor), and to fp4 and fp8 in "
-        f"groups of 32 (e8m0, dynamic), not {said!r:.200}"
+        f"groups of 32 (e8m0, dynamic), not {settings!r:.200}"
     )

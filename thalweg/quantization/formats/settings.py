@@ -11,10 +11,10 @@ WHERE = "quantization_config"
 MOST = 1 << 31
 
 
-def names(said: Mapping[str, Any], *keys: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+def names(settings: Mapping[str, Any], *keys: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
     """A list of names or rules under the first of these keys with a value. null counts as absent."""
     for key in keys:
-        value = said.get(key)
+        value = settings.get(key)
         if value is not None:
             if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
                 _wrong(key, "a list of names", value)
@@ -22,17 +22,17 @@ def names(said: Mapping[str, Any], *keys: str, default: tuple[str, ...] = ()) ->
     return default
 
 
-def table(said: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def table(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """null counts as empty."""
-    value = said.get(key)
+    value = settings.get(key)
     if value is not None and not isinstance(value, Mapping):
         _wrong(key, "an object", value)
     return value or {}
 
 
-def tables(said: Mapping[str, Any], key: str) -> Mapping[str, Mapping[str, Any]]:
+def tables(settings: Mapping[str, Any], key: str) -> Mapping[str, Mapping[str, Any]]:
     """Name -> settings. null counts as empty, also for the settings of a name."""
-    return {name: table(table(said, key), name) for name in table(said, key)}
+    return {name: table(table(settings, key), name) for name in table(settings, key)}
 
 
 def float8_cache(scheme: Mapping[str, Any]) -> str:

@@ -29,22 +29,22 @@ class TorchAo(Format):
     def __init__(self, description: Mapping[str, Any]) -> None:
         super().__init__(description)
         kinds = description.get("quant_type")
-        said = table(kinds, "default") if isinstance(kinds, Mapping) else None
-        if not said:
+        settings = table(kinds, "default") if isinstance(kinds, Mapping) else None
+        if not settings:
             raise UnsupportedModelError(
                 f"quantization_config: quant_type: must be the settings that torchao 0.15 and later write (default: _type, "
                 f"_data), not {kinds!r:.60}: save the model again with them"
             )
         self._default: WeightFormat | None = None
         self._by_name: dict[str, WeightFormat | None] = {}
-        if said.get("_type") in BY_NAME:
-            inner = table(said, "_data")
+        if settings.get("_type") in BY_NAME:
+            inner = table(settings, "_data")
             key = next((k for k in inner if k.endswith("fqn_to_config")), "")
             for name, each in tables(inner, key).items():
                 self._by_name[name] = _weight_format(each) if each else None
             self._default = self._by_name.pop("_default", None)
         else:
-            self._default = _weight_format(said)
+            self._default = _weight_format(settings)
         self._dense = names(description, "modules_to_not_convert", default=("lm_head",))
 
     def scheme(self, layer: str) -> WeightFormat | None:
@@ -55,8 +55,8 @@ class TorchAo(Format):
     def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, WeightPart]:
         form = self._of(layer)
         scales = ((shape[0], shape[1] // form.group),) if form.group else ((shape[0], 1), (1, 1), (1,), ())
-        made = {"_weight_qdata": WeightPart((shape,)), "_weight_scale": WeightPart(scales)}
-        return made if form.kind == "float" else made | {"_weight_zero_point": WeightPart(scales, optional=True)}
+        result = {"_weight_qdata": WeightPart((shape,)), "_weight_scale": WeightPart(scales)}
+        return result if form.kind == "float" else result | {"_weight_zero_point": WeightPart(scales, optional=True)}
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         form = self._of(layer)
@@ -72,15 +72,15 @@ class TorchAo(Format):
         return form
 
 
-def _weight_format(said: Mapping[str, Any]) -> WeightFormat:
+def _weight_format(settings: Mapping[str, Any]) -> WeightFormat:
     """`said`: a configuration as torchao writes it: {_type, _version, _data}."""
-    kind, data = str(said.get("_type")), table(said, "_data")
+    kind, data = str(settings.get("_type")), table(settings, "_data")
     where = f"quantization_config: quant_type: {kind:.60}"
     if kind not in (*INT8, *FP8):
         raise UnsupportedModelError(f"{where}: this version reads {', '.join((*INT8, *FP8))}: {_ANSWER}")
-    if number(said.get("_version", 1), "_version", 0) < 2:
+    if number(settings.get("_version", 1), "_version", 0) < 2:
         raise UnsupportedModelError(
-            f"{where}: of version {said.get('_version', 1)}, which is a pickle: save it with torchao 0.15 or later"
+            f"{where}: of version {settings.get('_version', 1)}, which is a pickle: save it with torchao 0.15 or later"
         )
     dtype = str(_plain(data.get("weight_dtype") or "float8_e4m3fn"))
     if kind in FP8 and not dtype.endswith("float8_e4m3fn"):
@@ -97,9 +97,9 @@ def _weight_format(said: Mapping[str, Any]) -> WeightFormat:
     return WeightFormat("int", 8, act="int8") if kind in INT8 else WeightFormat("float", 8, act="float8_e4m3fn")
 
 
-def _granularity(said: Any, where: str) -> tuple[bool, int]:
+def _granularity(settings: Any, where: str) -> tuple[bool, int]:
     """(Is a scale that of a whole tensor?, inputs of a group or 0)."""
-    every = said if isinstance(said, list) else [said]
+    every = settings if isinstance(settings, list) else [settings]
     wide, group = False, 0
     for each in (table({"granularity": g}, "granularity") for g in every if g):
         kind = each.get("_type")
@@ -113,5 +113,5 @@ def _granularity(said: Any, where: str) -> tuple[bool, int]:
     return wide, group
 
 
-def _plain(said: Any) -> Any:
-    return said.get("_data") if isinstance(said, Mapping) else said
+def _plain(settings: Any) -> Any:
+    return settings.get("_data") if isinstance(settings, Mapping) else settings

@@ -57,7 +57,7 @@ def counted_of(request: CountRequest, exclude_tools: bool) -> ChatFields:
 
 
 def _prompt_fields(request: CountRequest) -> dict[str, Any]:
-    messages = [m for said in request.messages for m in _messages(said)]
+    messages = [m for turn in request.messages for m in _messages(turn)]
     if system := _system(request.system):
         messages.insert(0, {"role": "system", "content": system})
     if not messages:
@@ -119,8 +119,8 @@ def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
 
 def _result(block: ContentBlock) -> str:
     inner = block.content
-    said = inner if isinstance(inner, str) else "\n".join(b.text or "" for b in inner or ())
-    return f"Error: {said}" if block.is_error else said
+    turn = inner if isinstance(inner, str) else "\n".join(b.text or "" for b in inner or ())
+    return f"Error: {turn}" if block.is_error else turn
 
 
 def _assistant(blocks: list[ContentBlock]) -> list[dict[str, Any]]:

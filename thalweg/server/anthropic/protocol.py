@@ -168,9 +168,9 @@ class MessagesRequest(CountRequest):
     @classmethod
     def refuse(cls, body: dict[str, Any]) -> None:
         super().refuse(body)
-        asked = _read_cache_control(body)
-        if asked and body.get("cache_retention") is None:
-            body["cache_retention"] = max(asked)
+        requested = _read_cache_control(body)
+        if requested and body.get("cache_retention") is None:
+            body["cache_retention"] = max(requested)
 
 
 TTLS = {"5m": 300.0, "1h": 3600.0}
@@ -188,12 +188,12 @@ def _read_cache_control(body: dict[str, Any]) -> list[float]:
     for where, place in places:
         if not isinstance(place, dict) or place.get("cache_control") is None:
             continue
-        said, where = place.pop("cache_control"), where + "cache_control"
-        if said == {}:
+        control, where = place.pop("cache_control"), where + "cache_control"
+        if control == {}:
             continue
-        if not isinstance(said, dict) or said.get("type") != "ephemeral" or said.get("ttl", "5m") not in TTLS:
+        if not isinstance(control, dict) or control.get("type") != "ephemeral" or control.get("ttl", "5m") not in TTLS:
             raise ApiError(f'{where}: must be {{"type": "ephemeral"}}, with a ttl of 5m or 1h or none', where)
-        found.append(TTLS[said.get("ttl", "5m")])
+        found.append(TTLS[control.get("ttl", "5m")])
     return found
 
 

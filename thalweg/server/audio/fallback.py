@@ -127,8 +127,8 @@ class WindowDecoder:
 
     def _rate(self, output: RequestOutput, temperature: float, quiet: float | None) -> DecodedWindow:
         text = self._tokenizer.decode([i for i in output.outputs[0].token_ids if i < self._tokens.end], True)
-        made = DecodedWindow(output, text, measure_mean(output), temperature, quiet)
-        return DecodedWindow(output, text, made.mean, temperature, quiet, self._rules.is_silent(made))
+        result = DecodedWindow(output, text, measure_mean(output), temperature, quiet)
+        return DecodedWindow(output, text, result.mean, temperature, quiet, self._rules.is_silent(result))
 
     async def _score_silence(self, job: GenerationJob) -> list[float | None]:
         """The probability of each window that nobody speaks in it: that of a token right after the first of the transcript."""

@@ -109,14 +109,14 @@ def list_words(pieces: Iterable[TranscriptSegment]) -> list[dict[str, Any]]:
 
 def write_timed(found: Sequence[TranscriptSegment], request: AudioRequest, audio: WindowedAudio, task: str) -> Response:
     """The answer in a format with times."""
-    form, asked = request.response_format, request.granularities
+    form, requested = request.response_format, request.granularities
     if form in ("srt", "vtt"):
         return Response(srt(found) if form == "srt" else vtt(found), media_type="text/plain")
     return respond({
         "task": task, "language": audio.language, "duration": round(audio.seconds, 3),
         "text": "".join(p.text for p in found).strip(),
-        "words": list_words(found) if "word" in asked else None,
-        "segments": None if asked == {"word"} else verbose(found),
+        "words": list_words(found) if "word" in requested else None,
+        "segments": None if requested == {"word"} else verbose(found),
         "usage": write_usage(audio),
     })  # fmt: skip
 

@@ -101,13 +101,13 @@ def check(request: AudioRequest, timed: bool, heads: int, falls_back: bool) -> N
         if getattr(request, field) not in (None, False) and not (falls_back and not request.stream):
             why = "not in a stream, because a window may be decoded again" if falls_back else "this model does not support it"
             raise ApiError(f"{field}: {why}; omit it", field)
-    asked = request.granularities
+    requested = request.granularities
     name = "timestamp_granularities"
-    if odd := sorted(asked - {"word", "segment"}):
+    if odd := sorted(requested - {"word", "segment"}):
         raise ApiError(f"{name}: {odd[0]!r:.40} is neither word nor segment", name)
-    if asked and request.response_format != "verbose_json":
+    if requested and request.response_format != "verbose_json":
         raise ApiError(f"{name}: needs response_format verbose_json", name)
-    if "word" in asked and timed and not heads:
+    if "word" in requested and timed and not heads:
         why = "generation_config.json of this model names no alignment_heads, which times of words need"
         raise ApiError(f"{name}: {why}; request segment", name)
     if request.stream and request.has_timestamps:

@@ -49,8 +49,8 @@ async def speech(serving: Serving, http: Request) -> Response:
         params = SamplingParams(
             max_tokens=None, detokenize=False, output_kind=RequestOutputKind.DELTA, **speaker.sampling(settings)
         )
-        made = serving.job("spch", http, request, prompts, params, ticket)
-        reply = GeneratedReply(serving, made, speaker, request)
+        result = serving.job("spch", http, request, prompts, params, ticket)
+        reply = GeneratedReply(serving, result, speaker, request)
     else:
         job = serving.accept(PoolingJob, "spch", http, request, prompts, PoolingParams(), ticket)
         reply = PooledReply(serving, job, speaker, request)

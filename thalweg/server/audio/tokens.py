@@ -23,16 +23,16 @@ NAMES = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "ital
 """Names that clients write instead of codes. OpenAI accepts only codes."""
 
 
-def read_code(asked: str) -> str:
+def read_code(requested: str) -> str:
     """The code of a language, from a code with or without a region, or a name."""
-    return NAMES.get(asked.lower(), asked.lower().replace("_", "-").partition("-")[0])
+    return NAMES.get(requested.lower(), requested.lower().replace("_", "-").partition("-")[0])
 
 
-def read_language(asked: str, known: Collection[str]) -> str:
+def read_language(requested: str, known: Collection[str]) -> str:
     """The same, if it is one of these. ApiError."""
-    code = read_code(asked)
+    code = read_code(requested)
     if code not in known:
-        raise ApiError(f"language: unknown {asked!r}; supported: {', '.join(sorted(known))}", "language")
+        raise ApiError(f"language: unknown {requested!r}; supported: {', '.join(sorted(known))}", "language")
     return code
 
 
@@ -67,12 +67,12 @@ class WhisperTokens:
         names = ((i, LANGUAGE.fullmatch(self._tokenizer.token_of(i))) for i in range(self.start, min(last, self.times)))
         return {name[1]: i for i, name in names if name is not None}
 
-    def language(self, asked: str) -> str:
+    def language(self, requested: str) -> str:
         """The code of a language that a client named. ApiError."""
         if self.languages:
-            return read_language(asked, self.languages)
-        if read_code(asked) != "en":
-            raise ApiError(f"language: this model is English-only; got {asked!r}", "language")
+            return read_language(requested, self.languages)
+        if read_code(requested) != "en":
+            raise ApiError(f"language: this model is English-only; got {requested!r}", "language")
         return "en"
 
     def prompt(self, language: str, task: str, timed: bool, before: Sequence[int]) -> list[int]:

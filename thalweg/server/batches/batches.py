@@ -42,9 +42,9 @@ async def create(serving: ServerContext, http: Request) -> Response:
         raise ApiError(f"input_file_id: a batch reads files of purpose batch, not {source.purpose}", "input_file_id")
     batch = Batch(owner, source, request.endpoint, request.metadata)
     kept.add(batch)
-    said = batch.describe()
+    description = batch.describe()
     kept.runner.start(batch, tenant_of(http.scope))
-    return respond(said)
+    return respond(description)
 
 
 async def retrieve(serving: ServerContext, http: Request) -> Response:

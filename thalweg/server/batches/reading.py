@@ -61,5 +61,5 @@ class Cursor:
     def _end_line(self, end: int) -> LineSpan:
         assert self._begun is not None
         self._passed += 1
-        made, self._begun = LineSpan(self._passed, self._begun, end), None
-        return made
+        result, self._begun = LineSpan(self._passed, self._begun, end), None
+        return result

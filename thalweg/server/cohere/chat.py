@@ -120,8 +120,8 @@ class CohereReply(TurnReply):
         return {"id": self.job.id, "message": message, **self._ending(choice)}
 
     def begin(self) -> Iterator[bytes]:
-        said = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": [], "citations": []}
-        yield typed_event({"type": "message-start", "id": self.job.id, "delta": {"message": said}})
+        reply = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": [], "citations": []}
+        yield typed_event({"type": "message-start", "id": self.job.id, "delta": {"message": reply}})
 
     def write(self, i: int, output: RequestOutput) -> list[bytes]:
         (choice,) = output.outputs

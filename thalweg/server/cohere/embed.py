@@ -30,10 +30,10 @@ async def embed(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(EmbedRequest, body))
     serving.model_name(request.model)
     before = _before(serving, request.input_type)
-    asked = _embedding_request(serving, request, before or "")
+    requested = _embedding_request(serving, request, before or "")
     params = PoolingParams(task="embed", dimensions=request.output_dimension)
-    prompts = await work.inputs(serving, asked, ticket.tenant)
-    job = work.job(serving, "embd", http, asked, prompts, params, ticket)
+    prompts = await work.inputs(serving, requested, ticket.tenant)
+    job = work.job(serving, "embd", http, requested, prompts, params, ticket)
     ignored = [*request.ignored_fields, *(["input_type"] if request.input_type and before is None else [])]
     answer = await work.answer(http, _body(serving, request, job))
     if ignored:

@@ -37,8 +37,8 @@ class CohereContentWriter:
                     yield _event("tool-call-start", len(self.calls) - 1, {"tool_calls": call})
                 case CallArguments(_, text):
                     self.calls[-1]["function"]["arguments"] += text
-                    said = {"tool_calls": {"function": {"arguments": text}}}
-                    yield _event("tool-call-delta", len(self.calls) - 1, said)
+                    message = {"tool_calls": {"function": {"arguments": text}}}
+                    yield _event("tool-call-delta", len(self.calls) - 1, message)
 
     def finish(self) -> Iterator[Json]:
         if self._open == "call":

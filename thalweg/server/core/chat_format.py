@@ -35,12 +35,12 @@ class ChatFormat:
         if tokenizer is not None:
             templates = (None, None) if chat is None else (chat.templates.pick(tools=True), chat.templates.pick(tools=False))
             named = settings.tool_call_parser, settings.reasoning_parser
-            made = {
+            result = {
                 t: choose(*named, t, tokenizer.response_template, None if chat is None else chat.writer(t))
                 for t in dict.fromkeys(templates)
             }
-            turn, plain = made[templates[0]], made[templates[1]]
-            for each in made.values():
+            turn, plain = result[templates[0]], result[templates[1]]
+            for each in result.values():
                 log.info("%s", describe(each))
         self._auto, self._level = settings.enable_auto_tool_choice, settings.tool_strict_level
         self._with_calls, self._without = bind(turn, tokenizer), bind(plain.without_calls(), tokenizer)

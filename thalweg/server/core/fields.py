@@ -47,15 +47,15 @@ class RequestParser:
                 raise ApiError(f"{path[:200]}: unknown field (this server was started with --strict-requests)", path[:200])
             unknown.add(re.sub(r"\[\d+\]", "[]", path))
         names = self._note(unknown)
-        made = kind.model_validate(body)
-        made._ignored = tuple(sorted(names)[:MOST_TOLD])
-        return made
+        result = kind.model_validate(body)
+        result._ignored = tuple(sorted(names)[:MOST_TOLD])
+        return result
 
     def _note(self, names: set[str]) -> set[str]:
-        told = {self._metric_label(n) for n in names}
-        for name in told:
+        reported = {self._metric_label(n) for n in names}
+        for name in reported:
             self._count(name)
-        return told
+        return reported
 
     def _metric_label(self, name: str) -> str:
         """The name to count under. It is logged when it is new."""

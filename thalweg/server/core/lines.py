@@ -49,8 +49,8 @@ class LineAnswer:
 
 def read(raw: bytes, urls: Mapping[str, Endpoint], values: int = MAX_VALUES) -> Line:
     """A checked line. ApiError names the wrong key. values: see http/bodies."""
-    asked = load(raw, values)
-    custom_id, method, url, body = (asked.get(k) for k in ("custom_id", "method", "url", "body"))
+    requested = load(raw, values)
+    custom_id, method, url, body = (requested.get(k) for k in ("custom_id", "method", "url", "body"))
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 512:
         raise ApiError("custom_id: must be a string of 1 to 512 characters", "custom_id")
     if method not in (None, "POST"):

@@ -216,10 +216,10 @@ class ChatMessage(WireModel):
 
     @model_validator(mode="after")
     def _rules(self) -> ChatMessage:
-        if (said := self.audio) is not None and not self.content:
-            if not said.transcript:
+        if (message := self.audio) is not None and not self.content:
+            if not message.transcript:
                 raise ValueError("earlier speech is not kept here: send its transcript as content")
-            self.content = said.transcript
+            self.content = message.transcript
         if self.content is None and self.role != "assistant":
             raise ValueError(f"a message of role {self.role} needs content")
         if self.tool_calls and self.role != "assistant":

@@ -134,12 +134,12 @@ class Serving(ServerContext):
             self._fingerprint = (version, _fingerprint(self.engine, self.settings))
         return self._fingerprint[1]
 
-    def model_name(self, asked: str | None) -> str:
+    def model_name(self, requested: str | None) -> str:
         """The name to answer with. ApiError 404 for an unknown model."""
         names = [*self.engine.model_names, *self.adapters.names()]
-        if asked and asked not in names:
-            raise ApiError(f"model {asked!r} does not exist here; this server has {', '.join(names)}", "model", 404)
-        return asked or names[0]
+        if requested and requested not in names:
+            raise ApiError(f"model {requested!r} does not exist here; this server has {', '.join(names)}", "model", 404)
+        return requested or names[0]
 
     def tokenizer(self, param: str) -> Tokenizer:
         if self.engine.tokenizer is None:
@@ -156,8 +156,8 @@ class Serving(ServerContext):
 
     def truncation_limit(self, request: RequestFields) -> int | None:
         """Tokens of a prompt that truncate_prompt_tokens can leave. None: it must be whole."""
-        asked, limit = request.truncate_prompt_tokens, self.engine.config.model.prompt_limit
-        return None if asked is None else limit if asked < 0 else max(1, min(asked, limit))
+        requested, limit = request.truncate_prompt_tokens, self.engine.config.model.prompt_limit
+        return None if requested is None else limit if requested < 0 else max(1, min(requested, limit))
 
     def job(
         self,
@@ -230,10 +230,10 @@ class Serving(ServerContext):
 
     def request_id(self, kind: str, http: Request, given: str | None) -> str:
         """The answer's id: from the header, from the field, or random."""
-        asked = http.headers.get("x-request-id") or given or http.scope.get("thalweg.request_id")
-        if asked is not None and not (len(asked) <= 256 and asked.isascii() and asked.isprintable()):
+        requested = http.headers.get("x-request-id") or given or http.scope.get("thalweg.request_id")
+        if requested is not None and not (len(requested) <= 256 and requested.isascii() and requested.isprintable()):
             raise ApiError("X-Request-Id must be at most 256 printable ASCII characters", "request_id")
-        return f"{kind}-{asked or uuid.uuid4().hex}"
+        return f"{kind}-{requested or uuid.uuid4().hex}"
 
     def _truncate(self, prompt: dict[str, Any], request: RequestFields, params: SamplingParams) -> None:
         keep, limit = request.truncate_prompt_tokens, self.engine.config.model.prompt_limit
@@ -325,19 +325,19 @@ class Serving(ServerContext):
                 prompt, params, request_id, priority=job.priority, first_choice=part.first, seat=seat,
                 lora_request=job.lora_request,
             )  # fmt: skip
-            said = self._transcript(job) if self.settings.enable_log_outputs else None
+            transcript = self._transcript(job) if self.settings.enable_log_outputs else None
             try:
                 with explain_lost():
                     async for output in stream:
                         self._raise_if_failed(output, params)
                         if part.first:
                             renumber(output, part.first)
-                        if said is not None:
-                            said.add(output)
+                        if transcript is not None:
+                            transcript.add(output)
                         yield output
             finally:
-                if said is not None:
-                    said.tell(job.id, self.settings.max_log_len)
+                if transcript is not None:
+                    transcript.tell(job.id, self.settings.max_log_len)
                 await stream.aclose()
 
     def _transcript(self, job: GenerationJob) -> Transcript:
@@ -423,9 +423,9 @@ class Serving(ServerContext):
         return out
 
     def total_usage(self, job: GenerationJob, outputs: Sequence[RequestOutput], discard: bool = False) -> dict[str, Any]:
-        made = 0 if discard else sum(len(c.token_ids) for o in outputs for c in o.outputs)
+        result = 0 if discard else sum(len(c.token_ids) for o in outputs for c in o.outputs)
         cached, stored = sum(o.num_cached_tokens or 0 for o in outputs), sum(o.num_stored_tokens for o in outputs)
-        return self.usage(job.prompt_tokens, made, cached, stored)
+        return self.usage(job.prompt_tokens, result, cached, stored)
 
 
 def bind_metrics(metrics: EngineMetrics, serving: Serving) -> None:

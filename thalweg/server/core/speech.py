@@ -35,11 +35,11 @@ class AnswerSpeaker:
         self._talker, self._speaker = talker, speaker
 
     async def samples(
-        self, job_id: str, asked: Sequence[int], answer: Sequence[int], states: PromptStates | None = None
+        self, job_id: str, requested: Sequence[int], answer: Sequence[int], states: PromptStates | None = None
     ) -> AsyncGenerator[np.ndarray, None]:
-        """f32[n] of the next part of the speech, as they are computed. asked: tokens of the prompt. states: as of
+        """f32[n] of the next part of the speech, as they are computed. requested: tokens of the prompt. states: as of
         `Speaker.answer_prompt`. Closing it aborts the requests of the talker. ApiError."""
-        prompt = self._speaker.answer_prompt(asked, answer, self.spoken.settings, states)
+        prompt = self._speaker.answer_prompt(requested, answer, self.spoken.settings, states)
         if prompt is None:
             return
         params = SamplingParams(
@@ -90,16 +90,16 @@ def check_speech(serving: Serving, request: Any, prompt: dict[str, Any], params:
         raise ApiError("n: must be 1 for an answer that is spoken", "n")
     if request.choice != "none":
         raise ApiError("tools: an answer with calls cannot be spoken; leave out tools, or send modalities ['text']", "tools")
-    asked = prompt["prompt_token_ids"]
-    states = request_states(speaker, params, asked, serving.engine.config.model.returns_states)
+    requested = prompt["prompt_token_ids"]
+    states = request_states(speaker, params, requested, serving.engine.config.model.returns_states)
     params.extra_args = states.extra_args
     try:
-        made = speaker.answer_prompt(asked, [0, 0], spoken.settings)
+        result = speaker.answer_prompt(requested, [0, 0], spoken.settings)
     except RequestError as e:
         if e.param not in FIELDS:
             raise
         raise ApiError(f"{SPEECH}.{e}", f"{SPEECH}.{e.param}") from e
     most = talker.config.model.longest_prompt
-    if made is not None and (size := len(made["prompt_token_ids"])) > most:
+    if result is not None and (size := len(result["prompt_token_ids"])) > most:
         raise ApiError(f"messages: the talker reads {most} tokens of the user's turns, and these have {size}", "messages")
     return AnswerSpeaker(serving, talker, speaker, spoken, form)

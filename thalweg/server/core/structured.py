@@ -31,16 +31,16 @@ def read_structured_outputs(request: GenerationRequest) -> StructuredOutputsPara
 
 
 def _response_format(request: GenerationRequest) -> StructuredOutputsParams | None:
-    asked, name = request.response_format, "response_format"
-    if asked is None:
+    requested, name = request.response_format, "response_format"
+    if requested is None:
         return None
-    match asked.get("type"):
+    match requested.get("type"):
         case "text":
             return None
         case "json_object":
-            return _json_object(asked, name)
+            return _json_object(requested, name)
         case "json_schema":
-            inner = asked.get("json_schema")
+            inner = requested.get("json_schema")
             if not isinstance(inner, dict):
                 raise ApiError(
                     f"{name}: type json_schema needs json_schema, an object with name and schema", f"{name}.json_schema"
@@ -51,17 +51,17 @@ def _response_format(request: GenerationRequest) -> StructuredOutputsParams | No
                 raise ApiError(f"{where} must be an object: the JSON schema", where)
             return StructuredOutputsParams(json=schema, asked_as=where)
         case "structural_tag":
-            return StructuredOutputsParams(structural_tag=asked, asked_as=name)
+            return StructuredOutputsParams(structural_tag=requested, asked_as=name)
         case other:
             raise ApiError(f"{name}: type must be text, json_object, json_schema or structural_tag, not {other!r:.60}", name)
 
 
-def _json_object(asked: dict[str, Any], name: str) -> StructuredOutputsParams:
+def _json_object(requested: dict[str, Any], name: str) -> StructuredOutputsParams:
     """Other servers, and version 1 of Cohere's API, have a schema here too."""
-    if asked.get("json_schema") is not None:
+    if requested.get("json_schema") is not None:
         where = f"{name}.json_schema"
         raise ApiError(f"{where}: needs type json_schema, not json_object", where)
-    schema, where = asked.get("schema"), f"{name}.schema"
+    schema, where = requested.get("schema"), f"{name}.schema"
     if schema is None:
         return StructuredOutputsParams(json_object=True, asked_as=name)
     if not isinstance(schema, dict):
@@ -70,10 +70,10 @@ def _json_object(asked: dict[str, Any], name: str) -> StructuredOutputsParams:
 
 
 def _structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:
-    asked = request.structured_outputs
-    if asked is None:
+    requested = request.structured_outputs
+    if requested is None:
         return None
-    given = {k: v for k, v in asked.items() if v is not None and k not in UNUSED}
+    given = {k: v for k, v in requested.items() if v is not None and k not in UNUSED}
     unknown = sorted(given.keys() - KNOWN)
     if unknown:
         name = f"structured_outputs.{unknown[0]:.60}"

@@ -70,9 +70,9 @@ class TurnReply:
         """Prompt tokens found in the prefix cache, of all prompts."""
         return sum(self._cached.values())
 
-    def usage(self, made: int) -> dict[str, Any]:
-        """made: output tokens."""
-        return self.serving.usage(self.job.prompt_tokens, made, self.cached_tokens, sum(self._stored.values()))
+    def usage(self, result: int) -> dict[str, Any]:
+        """result: output tokens."""
+        return self.serving.usage(self.job.prompt_tokens, result, self.cached_tokens, sum(self._stored.values()))
 
     # ------------------------------------------------------------ a dialect's
 

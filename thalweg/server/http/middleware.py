@@ -181,8 +181,8 @@ class RequestIds:
         name, headers = b"x-request-id", scope.get("headers", ())
         given = next((v for k, v in headers if k == name), None)
         if given is None:
-            made = uuid.uuid4().hex
-            given, scope = made.encode(), {**scope, "thalweg.request_id": made}
+            result = uuid.uuid4().hex
+            given, scope = result.encode(), {**scope, "thalweg.request_id": result}
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start" and len(given) <= MOST_ID:

@@ -116,8 +116,8 @@ def _span(data: bytes | bytearray, start: int, end: int) -> PartSpan:
     if body < 0:
         raise _form_error()
     head = bytes(data[start:body])
-    said = next((line for line in head.split(b"\r\n") if line.lower().startswith(b"content-disposition:")), b"")
-    name, filename = NAME.search(said), FILENAME.search(said)
+    disposition = next((line for line in head.split(b"\r\n") if line.lower().startswith(b"content-disposition:")), b"")
+    name, filename = NAME.search(disposition), FILENAME.search(disposition)
     if name is None:
         raise _form_error()
     return PartSpan(_text(name[1]), None if filename is None else _text(filename[1]), body + 4, end)

@@ -25,8 +25,8 @@ async def read_abort(context: ServerContext, http: Request) -> AbortRequest:
 
 async def abort_of(serving: Serving, request: AbortRequest, owner: str) -> int:
     """End the requests of one model that have these names. Returns how many."""
-    asked = set(request.request_ids)
+    requested = set(request.request_ids)
     own = [r for r in serving.running if serving.owners[r] == owner]
-    found = [r for r in own if (name := r.rpartition("-")[0]) in asked or name.partition("-")[2] in asked]
+    found = [r for r in own if (name := r.rpartition("-")[0]) in requested or name.partition("-")[2] in requested]
     await serving.engine.abort(found)
     return len(found)

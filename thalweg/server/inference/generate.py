@@ -68,29 +68,29 @@ class TokensReply(TurnReply):
         }
 
     def write(self, i: int, output: RequestOutput) -> Iterator[bytes]:
-        made = self.made - sum(len(c.token_ids) for c in output.outputs)
+        result = self.made - sum(len(c.token_ids) for c in output.outputs)
         for choice in output.outputs:
-            made += len(choice.token_ids)
-            yield self._frame([self._choice(choice)], self._usage_at(made) if self._every else None)
+            result += len(choice.token_ids)
+            yield self._frame([self._choice(choice)], self._usage_at(result) if self._every else None)
 
     def end(self) -> list[bytes]:
         return [*([self._frame([], self._usage_at(self.made))] if self._usage else []), DONE]
 
-    def _usage_at(self, made: int) -> dict[str, Any]:
-        """made: output tokens up to there."""
-        return self.usage(made)
+    def _usage_at(self, result: int) -> dict[str, Any]:
+        """result: output tokens up to there."""
+        return self.usage(result)
 
     def _frame(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
         body = {"request_id": self.job.id, "choices": choices, "usage": usage}
         return b"data: " + orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS) + b"\n\n"
 
     def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
-        asked, names = self.job.params.logprobs, self.serving.engine.tokenizer
+        requested, names = self.job.params.logprobs, self.serving.engine.tokenizer
         as_ids = names is None or self.serving.settings.return_tokens_as_token_ids
-        scores = logprobs.chat(choice.logprobs or (), asked or 0, as_ids, names.bytes_of if names else None)
+        scores = logprobs.chat(choice.logprobs or (), requested or 0, as_ids, names.bytes_of if names else None)
         return {
             "index": choice.index,
-            "logprobs": None if asked is None else scores,
+            "logprobs": None if requested is None else scores,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
             "token_ids": list(choice.token_ids),

@@ -46,8 +46,8 @@ class AbortRequest(WireModel):
 
 def dump_params(params: SamplingParams) -> dict[str, Any]:
     """Parameters as JSON has them, without those that say nothing."""
-    made: dict[str, Any] = msgspec.to_builtins(params, str_keys=True)
-    return {k: v for k, v in made.items() if k in FIELDS and v != []}
+    result: dict[str, Any] = msgspec.to_builtins(params, str_keys=True)
+    return {k: v for k, v in result.items() if k in FIELDS and v != []}
 
 
 def read(given: dict[str, Any], stream: bool, **fields: Any) -> SamplingParams:

@@ -45,7 +45,7 @@ class Record:
     model: str
     expected: int
     """Parts it will have."""
-    asked: float
+    arrived: float
     running: int
     """Sequences at the engine when it came."""
     ahead: int

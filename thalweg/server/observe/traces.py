@@ -109,9 +109,9 @@ class Traces:
 
 
 def _request(output: RequestOutput | PoolingRequestOutput[Any], params: SamplingParams | PoolingParams) -> dict[str, Any]:
-    made: dict[str, Any] = {"gen_ai.usage.prompt_tokens": len(output.prompt_token_ids or ())}
+    result: dict[str, Any] = {"gen_ai.usage.prompt_tokens": len(output.prompt_token_ids or ())}
     if isinstance(output, RequestOutput) and isinstance(params, SamplingParams):
-        made |= {
+        result |= {
             "gen_ai.usage.completion_tokens": output.metrics.num_generation_tokens if output.metrics else 0,
             "gen_ai.usage.num_sequences": len(output.outputs),
             "gen_ai.request.n": params.n,
@@ -119,21 +119,21 @@ def _request(output: RequestOutput | PoolingRequestOutput[Any], params: Sampling
             "gen_ai.request.top_p": params.top_p,
         }
         if params.max_tokens is not None:
-            made["gen_ai.request.max_tokens"] = params.max_tokens
-    return made
+            result["gen_ai.request.max_tokens"] = params.max_tokens
+    return result
 
 
 def _latencies(m: RequestMetrics, end: float) -> dict[str, float]:
     """Seconds. Phases that were not reached are absent."""
-    made = {"gen_ai.latency.e2e": end - m.arrival_time}
+    result = {"gen_ai.latency.e2e": end - m.arrival_time}
     if m.scheduled_ts:
-        made["gen_ai.latency.time_in_queue"] = max(0.0, m.scheduled_ts - m.queued_ts)
-        made["gen_ai.latency.time_in_model_inference"] = end - m.scheduled_ts
+        result["gen_ai.latency.time_in_queue"] = max(0.0, m.scheduled_ts - m.queued_ts)
+        result["gen_ai.latency.time_in_model_inference"] = end - m.scheduled_ts
     if m.first_token_ts:
-        made["gen_ai.latency.time_to_first_token"] = m.first_token_ts - m.arrival_time
-        made["gen_ai.latency.time_in_model_prefill"] = m.first_token_ts - m.scheduled_ts
-        made["gen_ai.latency.time_in_model_decode"] = end - m.first_token_ts
-    return made
+        result["gen_ai.latency.time_to_first_token"] = m.first_token_ts - m.arrival_time
+        result["gen_ai.latency.time_in_model_prefill"] = m.first_token_ts - m.scheduled_ts
+        result["gen_ai.latency.time_in_model_decode"] = end - m.first_token_ts
+    return result
 
 
 class TraceHeaders:

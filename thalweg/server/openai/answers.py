@@ -16,8 +16,8 @@ from thalweg.turns.events import CallArguments, CallStart, Content, Event, Messa
 
 def as_ids(serving: Serving, request: GenerationRequest) -> bool:
     """Are tokens named `token_id:N` in log-probabilities?"""
-    asked = request.return_tokens_as_token_ids
-    return serving.settings.return_tokens_as_token_ids if asked is None else asked
+    requested = request.return_tokens_as_token_ids
+    return serving.settings.return_tokens_as_token_ids if requested is None else requested
 
 
 def usage_of(serving: Serving, request: GenerationRequest) -> tuple[bool, bool]:
@@ -47,14 +47,14 @@ def timing(serving: Serving, job: GenerationJob, metrics: RequestMetrics | None)
 
 
 def _times(metrics: RequestMetrics) -> dict[str, Any]:
-    m, made = metrics, metrics.num_generation_tokens
+    m, result = metrics, metrics.num_generation_tokens
     decoding, running = m.last_token_ts - m.first_token_ts, m.last_token_ts - m.scheduled_ts
     return {
         "time_to_first_token_ms": (m.first_token_ts - m.scheduled_ts) * 1e3,
         "generation_time_ms": decoding * 1e3,
         "queue_time_ms": max(0.0, m.scheduled_ts - m.queued_ts) * 1e3,
-        "mean_itl_ms": decoding / (made - 1) * 1e3 if made > 1 else None,
-        "tokens_per_second": made / running if running > 0 else None,
+        "mean_itl_ms": decoding / (result - 1) * 1e3 if result > 1 else None,
+        "tokens_per_second": result / running if running > 0 else None,
     }
 
 
@@ -74,14 +74,14 @@ def head_of(reply: TurnReply, kind: str) -> dict[str, Any]:
 
 def message_of(events: Iterable[Event], echo: str) -> dict[str, Any]:
     """Fields of a whole choice's message, without its role. echo: text before the content."""
-    said = Message()
-    said.add(events)
-    out: dict[str, Any] = {"content": (echo + said.content) or (None if said.calls else ""), "refusal": None}
-    if said.reasoning:
-        out |= _reasoning(said.reasoning)
-    if said.calls:
+    message = Message()
+    message.add(events)
+    out: dict[str, Any] = {"content": (echo + message.content) or (None if message.calls else ""), "refusal": None}
+    if message.reasoning:
+        out |= _reasoning(message.reasoning)
+    if message.calls:
         out["tool_calls"] = [
-            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in said.calls
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in message.calls
         ]
     return out
 

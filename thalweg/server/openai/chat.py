@@ -73,8 +73,8 @@ class ChatReply(TurnReply):
         body |= timing(self.serving, self.job, output.metrics) | handover(output)
         if self.serving.fingerprint is not None:
             body["system_fingerprint"] = self.serving.fingerprint
-        asked = self.request.prompt_logprobs is not None
-        body["prompt_logprobs"] = logprobs.prompt(output.prompt_logprobs) if asked else None
+        requested = self.request.prompt_logprobs is not None
+        body["prompt_logprobs"] = logprobs.prompt(output.prompt_logprobs) if requested else None
         if self.request.return_token_ids:
             body["prompt_token_ids"] = self.job.prompts[0]["prompt_token_ids"]
         return body
@@ -108,20 +108,20 @@ class ChatReply(TurnReply):
     # ------------------------------------------------------------ streamed
 
     def write(self, i: int, output: RequestOutput) -> list[bytes]:
-        made = self.made - sum(len(c.token_ids) for c in output.outputs) if self._every else 0
+        result = self.made - sum(len(c.token_ids) for c in output.outputs) if self._every else 0
         frames: list[bytes] = []
         for choice in output.outputs:
             if choice.index not in self._started:
                 self._started.add(choice.index)
-                frames.append(self._opening(choice.index, made))
+                frames.append(self._opening(choice.index, result))
             if self._bare and choice.finish_reason is None:
                 if not self._plain:
                     frames += [self._chunks.choice(_choice(choice.index, delta_of(e))) for e in self.answer.events(choice)]
                 elif choice.text:
                     frames.append(self._chunks.text(choice.index, choice.text))
             else:
-                made += len(choice.token_ids)
-                usage = self._usage_at(made)
+                result += len(choice.token_ids)
+                usage = self._usage_at(result)
                 frames += [self._chunks.choice(body, usage) for body in self._deltas(choice)]
         return frames
 
@@ -130,14 +130,14 @@ class ChatReply(TurnReply):
         last = [self._chunks.usage(usage, timing(self.serving, self.job, self.metrics))] if self._usage else []
         return [*last, DONE]
 
-    def _usage_at(self, made: int) -> dict[str, Any] | None:
-        """The usage of a chunk, where every one has it. made: output tokens up to it."""
-        return self.usage(made) if self._every else None
+    def _usage_at(self, result: int) -> dict[str, Any] | None:
+        """The usage of a chunk, where every one has it. result: output tokens up to it."""
+        return self.usage(result) if self._every else None
 
-    def _opening(self, index: int, made: int) -> bytes:
+    def _opening(self, index: int, result: int) -> bytes:
         """The first chunk of a choice: the role."""
         ids = self.job.prompts[0]["prompt_token_ids"] if self.request.return_token_ids else None
-        return self._chunks.choice(_choice(index, {"role": self.role, "content": self.echo}), self._usage_at(made), ids)
+        return self._chunks.choice(_choice(index, {"role": self.role, "content": self.echo}), self._usage_at(result), ids)
 
     def _deltas(self, choice: CompletionOutput) -> list[dict[str, Any]]:
         """New parts of a choice, as bodies of chunks. The first has token ids and log-probabilities, the last the finish

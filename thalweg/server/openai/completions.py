@@ -99,8 +99,8 @@ class CompletionReply(TurnReply):
             positions: list[Any] = list(output.prompt_logprobs or ()) if self.request.echo else []
             positions += () if self.prompt_only else choice.logprobs or ()
             out["logprobs"] = logprobs.completion(positions, self._first(i), 0, self.as_ids)
-        asked = self.request.prompt_logprobs is not None
-        out["prompt_logprobs"] = logprobs.prompt(output.prompt_logprobs) if asked else None
+        requested = self.request.prompt_logprobs is not None
+        out["prompt_logprobs"] = logprobs.prompt(output.prompt_logprobs) if requested else None
         if self.request.return_token_ids:
             out["token_ids"] = [] if self.prompt_only else list(choice.token_ids)
             out["prompt_token_ids"] = self.job.prompts[i]["prompt_token_ids"]
@@ -115,27 +115,27 @@ class CompletionReply(TurnReply):
         return f"token_id:{token}" if self.as_ids else tokenizer.name_of(token) if tokenizer else ""
 
     def write(self, i: int, output: RequestOutput) -> list[bytes]:
-        made = self.made - sum(len(c.token_ids) for c in output.outputs) if self._every else 0
+        result = self.made - sum(len(c.token_ids) for c in output.outputs) if self._every else 0
         frames: list[bytes] = []
         for choice in output.outputs:
             index = i * self.job.params.n + choice.index
-            made += len(choice.token_ids)
+            result += len(choice.token_ids)
             if self._bare and index in self._seen and choice.finish_reason is None:
                 if choice.text:
                     frames.append(self._chunks.text(index, choice.text))
                 continue
             body = self._delta(i, output, choice, index)
             if body is not None:
-                frames.append(self._chunks.choice(body, self._usage_at(made) if self._every else None))
+                frames.append(self._chunks.choice(body, self._usage_at(result) if self._every else None))
         return frames
 
     def end(self) -> list[bytes]:
         more = timing(self.serving, self.job, self.metrics)
         return [*([self._chunks.usage(self._usage_at(self.made), more)] if self._usage else []), DONE]
 
-    def _usage_at(self, made: int) -> dict[str, Any]:
-        """made: output tokens up to there."""
-        return self.usage(0 if self.prompt_only else made)
+    def _usage_at(self, result: int) -> dict[str, Any]:
+        """result: output tokens up to there."""
+        return self.usage(0 if self.prompt_only else result)
 
     def _delta(self, i: int, output: RequestOutput, choice: CompletionOutput, index: int) -> dict[str, Any] | None:
         first = index not in self._seen

@@ -39,9 +39,9 @@ class SpokenChatReply(ChatReply):
         self._states: PromptStates | None = None
         """Hidden states of the prompt, where the speaker requires any."""
 
-    def usage(self, made: int) -> dict[str, Any]:
+    def usage(self, result: int) -> dict[str, Any]:
         """Frames of the speech are tokens, too."""
-        return self._with_frames(super().usage(made))
+        return self._with_frames(super().usage(result))
 
     def _with_frames(self, usage: dict[str, Any]) -> dict[str, Any]:
         text, frames = usage["completion_tokens"], self._speaker.frames
@@ -69,15 +69,15 @@ class SpokenChatReply(ChatReply):
         return body | {"usage": self._with_frames(body["usage"])}
 
     def choice(self, choice: CompletionOutput) -> dict[str, Any]:
-        made = super().choice(choice)
-        message = made["message"]
+        result = super().choice(choice)
+        message = result["message"]
         message[SPEECH] = {
             "id": self._id, "data": base64.b64encode(self._file).decode(), "transcript": message["content"] or "",
             "expires_at": int(time.time()),
         }  # fmt: skip
         if not self._speaker.spoken.written:
             message["content"] = None
-        return made
+        return result
 
     # ------------------------------------------------------------ streamed
 

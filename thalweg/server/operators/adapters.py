@@ -36,16 +36,16 @@ class UnloadRequest(WireModel):
 async def load(serving: Serving, http: Request) -> Response:
     """Answered when the adapter is read, checked and loaded."""
     check_query(http, ())
-    asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(LoadRequest, body))
-    await serving.adapters.load(asked.lora_name, asked.lora_path, asked.load_inplace, asked.is_3d_lora_weight)
-    log.info("adapter %r is loaded from %r", asked.lora_name, asked.lora_path)
-    return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
+    requested = await serving.bodies.parse(http, lambda body: serving.fields.parse(LoadRequest, body))
+    await serving.adapters.load(requested.lora_name, requested.lora_path, requested.load_inplace, requested.is_3d_lora_weight)
+    log.info("adapter %r is loaded from %r", requested.lora_name, requested.lora_path)
+    return PlainTextResponse(f"Success: LoRA adapter '{requested.lora_name}' added successfully.")
 
 
 async def unload(serving: Serving, http: Request) -> Response:
     """Answered when new requests do not find the adapter. Running ones finish with it."""
     check_query(http, ())
-    asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(UnloadRequest, body))
-    await serving.adapters.unload(asked.lora_name, asked.lora_int_id)
-    log.info("adapter %r is unloaded", asked.lora_name)
-    return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
+    requested = await serving.bodies.parse(http, lambda body: serving.fields.parse(UnloadRequest, body))
+    await serving.adapters.unload(requested.lora_name, requested.lora_int_id)
+    log.info("adapter %r is unloaded", requested.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{requested.lora_name}' removed successfully.")

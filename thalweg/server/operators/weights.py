@@ -47,26 +47,26 @@ class CollectiveRequest(WireModel):
 async def init(serving: Serving, http: Request) -> Response:
     """Answered when the trainer has joined the group too."""
     check_query(http, ())
-    asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(InitRequest, body))
-    await serving.engine.init_weight_transfer_engine(asked.init_info)
+    requested = await serving.bodies.parse(http, lambda body: serving.fields.parse(InitRequest, body))
+    await serving.engine.init_weight_transfer_engine(requested.init_info)
     return respond({"message": "Weight transfer initialized"})
 
 
 async def start(serving: Serving, http: Request) -> Response:
     """The body may be absent."""
     check_query(http, ())
-    asked = StartUpdateRequest()
+    requested = StartUpdateRequest()
     if http.headers.get("content-length", "0") != "0" or "transfer-encoding" in http.headers:
-        asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(StartUpdateRequest, body))
-    await serving.engine.start_weight_update(asked.is_checkpoint_format)
+        requested = await serving.bodies.parse(http, lambda body: serving.fields.parse(StartUpdateRequest, body))
+    await serving.engine.start_weight_update(requested.is_checkpoint_format)
     return respond({"message": "Weight update started"})
 
 
 async def update(serving: Serving, http: Request) -> Response:
     """Answered when the batch has been received."""
     check_query(http, ())
-    asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(UpdateRequest, body))
-    await serving.engine.update_weights(asked.update_info)
+    requested = await serving.bodies.parse(http, lambda body: serving.fields.parse(UpdateRequest, body))
+    await serving.engine.update_weights(requested.update_info)
     return respond({"message": "Weights updated"})
 
 
@@ -80,11 +80,11 @@ async def finish(serving: Serving, http: Request) -> Response:
 async def collective_rpc(serving: Serving, http: Request) -> Response:
     """One of the calls above, as vLLM's route for worker methods has them."""
     check_query(http, ())
-    asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(CollectiveRequest, body))
+    requested = await serving.bodies.parse(http, lambda body: serving.fields.parse(CollectiveRequest, body))
     try:
-        results = await serving.engine.collective_rpc(asked.method, asked.timeout, asked.args, asked.kwargs)
+        results = await serving.engine.collective_rpc(requested.method, requested.timeout, requested.args, requested.kwargs)
     except NotSupportedError as e:
         raise ApiError(str(e), "method") from None
     except TimeoutError:
-        raise UnavailableError(f"{asked.method}: no result within {asked.timeout:g} s") from None
+        raise UnavailableError(f"{requested.method}: no result within {requested.timeout:g} s") from None
     return respond({"results": results})

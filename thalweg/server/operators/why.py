@@ -51,7 +51,7 @@ def describe(serving: Serving, record: Record, now: float) -> dict[str, Any]:
         "engine": serving.engine.state,
         "engine_restarts": replaced,
         "state": "ended" if record.over else "open",
-        "seconds": round((record.over or now) - record.asked, 6),
+        "seconds": round((record.over or now) - record.arrived, 6),
         "parts": parts,
     }
 
@@ -59,14 +59,14 @@ def describe(serving: Serving, record: Record, now: float) -> dict[str, Any]:
 def _at_the_door(serving: Serving, record: Record, now: float) -> dict[str, Any]:
     return {
         "state": "waiting at the door",
-        "seconds": {"door": round(now - record.asked, 6)},
-        "reasons": [_reason("door", now - record.asked, _door(serving, record))],
+        "seconds": {"door": round(now - record.arrived, 6)},
+        "reasons": [_reason("door", now - record.arrived, _door(serving, record))],
     }
 
 
 def _part(serving: Serving, record: Record, part: EngineRecord, now: float) -> dict[str, Any]:
     m, end = part.metrics, part.ended or now
-    phases = {"door": part.began - record.asked}
+    phases = {"door": part.began - record.arrived}
     if m.scheduled_ts:
         phases["queue"] = m.scheduled_ts - part.began
         phases["prefill"] = (m.first_token_ts or end) - m.scheduled_ts

@@ -32,10 +32,10 @@ async def get_world_size(serving: Serving, http: Request) -> Response:
 async def scale(serving: Serving, http: Request) -> Response:
     """Answered when that many engines serve. Requests go on meanwhile."""
     check_query(http, ())
-    asked = await serving.bodies.parse(http, lambda body: serving.fields.parse(ScaleRequest, body))
-    log.info("the number of engines is to become %d", asked.new_data_parallel_size)
-    await serving.engine.scale_elastic_ep(asked.new_data_parallel_size, asked.drain_timeout)
-    return respond({"message": f"Scaled to {asked.new_data_parallel_size} data parallel engines"})
+    requested = await serving.bodies.parse(http, lambda body: serving.fields.parse(ScaleRequest, body))
+    log.info("the number of engines is to become %d", requested.new_data_parallel_size)
+    await serving.engine.scale_elastic_ep(requested.new_data_parallel_size, requested.drain_timeout)
+    return respond({"message": f"Scaled to {requested.new_data_parallel_size} data parallel engines"})
 
 
 async def is_scaling(serving: Serving, http: Request) -> Response:

@@ -18,8 +18,10 @@ async def input_tokens(serving: Serving, http: Request) -> Response:
     request = await serving.bodies.parse(http, lambda body: serving.fields.parse(InputTokensRequest, body))
     serving.model_name(request.model)
     check_images(serving, request)
-    said = conversation(serving, request, owner_of(http.scope))
-    chat = counted_of(request, tools_of(request, said.items), said.items, serving.settings.exclude_tools_when_tool_choice_none)
+    messages = conversation(serving, request, owner_of(http.scope))
+    chat = counted_of(
+        request, tools_of(request, messages.items), messages.items, serving.settings.exclude_tools_when_tool_choice_none
+    )
     prompt = await serving.conversation.prompt(chat)
     answer = respond({"object": "response.input_tokens", "input_tokens": len(prompt["prompt_token_ids"])})
     if request.ignored_fields:

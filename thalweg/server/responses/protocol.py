@@ -229,7 +229,7 @@ def _refuse_item(item: dict[str, Any], where: str) -> None:
     for name in ("content", "output"):
         parts = item.get(name)
         for j, part in enumerate(parts if isinstance(parts, list) else ()):
-            said = part.get("type") if isinstance(part, dict) else None
-            if isinstance(said, str) and said not in PARTS:
+            part_type = part.get("type") if isinstance(part, dict) else None
+            if isinstance(part_type, str) and part_type not in PARTS:
                 at = f"{where}.{name}[{j}]"
-                raise ApiError(f"{at}: parts of type {said[:64]!r} are not supported by this version; send text", at)
+                raise ApiError(f"{at}: parts of type {part_type[:64]!r} are not supported by this version; send text", at)

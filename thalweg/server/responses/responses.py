@@ -46,16 +46,16 @@ async def responses(serving: Serving, http: Request) -> Response:
         raise ApiError(NO_STORE, "background")
     check_images(serving, request)
     owner = owner_of(http.scope)
-    said = conversation(serving, request, owner)
-    tools = tools_of(request, said.items)
-    items = await truncate_items(serving, request, tools, said.items) if request.truncation == "auto" else said.items
+    messages = conversation(serving, request, owner)
+    tools = tools_of(request, messages.items)
+    items = await truncate_items(serving, request, tools, messages.items) if request.truncation == "auto" else messages.items
     chat = chat_of(request, tools, items)
     params, prompt, answer = await prepare_chat(serving, chat)
     if request.logprobs_field and not answer.plain:
         raise ApiError(f"{request.logprobs_field}: {NOT_SCORED}", request.logprobs_field)
     id = f"resp_{uuid.uuid4().hex}"
     job = serving.job("resp", http, chat, [prompt], params, ticket, id)
-    turn = StoredResponse(id, orjson.dumps(said.new), b"", said.before, bool(request.background))
+    turn = StoredResponse(id, orjson.dumps(messages.new), b"", messages.before, bool(request.background))
     reply = ResponseReply(serving, job, request, answer, tools, turn, owner)
     if not request.background:
         return await reply.respond(http, bool(request.stream), request.ignored_fields)

@@ -130,8 +130,8 @@ class ResponseReply(TurnReply):
     def end(self) -> Iterator[bytes]:
         for piece in self._last:
             yield self._number_event(piece)
-        said = orjson.loads(self.turn.body)
-        yield self._frame(f"response.{said['status']}", response=said)
+        response = orjson.loads(self.turn.body)
+        yield self._frame(f"response.{response['status']}", response=response)
 
     def fail(self, error: Exception) -> bytes:
         e = ERRORS.translate(error)

@@ -48,9 +48,9 @@ def drop_tools(holder: dict[str, Any], body: dict[str, Any], where: str = "tools
         return
     holder["tools"] = kept = []
     for i, tool in enumerate(tools):
-        said = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(said, str) and said not in KINDS:
-            body[f"tools[].{said}"] = None
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in KINDS:
+            body[f"tools[].{kind}"] = None
             continue
         _check(tool, f"{where}[{i}]")
         kept.append(tool)
@@ -173,8 +173,8 @@ def input_of(arguments: str) -> str:
         read = orjson.loads(arguments)
     except orjson.JSONDecodeError:
         return arguments
-    said = read.get("input") if isinstance(read, dict) and len(read) == 1 else None
-    return said if isinstance(said, str) else arguments
+    kind = read.get("input") if isinstance(read, dict) and len(read) == 1 else None
+    return kind if isinstance(kind, str) else arguments
 
 
 def arguments_of(text: str) -> str:

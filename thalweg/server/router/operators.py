@@ -82,8 +82,8 @@ async def wake_up(router: ModelRouter, http: Request) -> Response:
 
 async def is_sleeping(router: ModelRouter, http: Request) -> Response:
     """Without `model`: do all models sleep?"""
-    asked = [_find_model(router, http)] if "model" in http.query_params else router.models
-    return respond({"is_sleeping": all(model.status == SLEEPING for model in asked)})
+    requested = [_find_model(router, http)] if "model" in http.query_params else router.models
+    return respond({"is_sleeping": all(model.status == SLEEPING for model in requested)})
 
 
 async def abort_requests(router: ModelRouter, http: Request) -> Response:
@@ -96,8 +96,8 @@ async def abort_requests(router: ModelRouter, http: Request) -> Response:
 async def why_waited(router: ModelRouter, http: Request) -> Response:
     """By the model that had the request."""
     tenant, name = str(http.scope.get("thalweg.tenant", "")), http.path_params["id"]
-    asked = [m.serving for m in router.models if m.serving is not None]
-    serving = next((s for s in asked if s.recent.find(name, tenant) is not None), None)
+    requested = [m.serving for m in router.models if m.serving is not None]
+    serving = next((s for s in requested if s.recent.find(name, tenant) is not None), None)
     if serving is None:
         raise ApiError(why.UNKNOWN.format(name[:80]), "id", 404)
     return await why.why(serving, http)

@@ -152,12 +152,12 @@ def as_json(text: str, most: int = 1 << 20) -> str | None:
     if len(text) > most:
         return None
     literal = LiteralConverter()
-    made = "".join(map(literal.text, text)) + literal.finish()
+    result = "".join(map(literal.text, text)) + literal.finish()
     try:
-        json.loads(made)
+        json.loads(result)
     except (ValueError, RecursionError):
         return None
-    return None if literal.stray else made
+    return None if literal.stray else result
 
 
 class GemmaArgsReader(BodyReader):

@@ -44,12 +44,12 @@ def resolve_refs(schema: Any, root: Any, depth: int = 0) -> Any:
     if isinstance(ref, str):
         found, others = _at(root, ref), {k: v for k, v in schema.items() if k != "$ref" and k not in ANNOTATIONS}
         return resolve_refs(found, root, depth + 1) if found is not None and not others else schema
-    made = {
+    result = {
         name: [resolve_refs(p, root, depth + 1) for p in schema[name]]
         for name in ("anyOf", "oneOf")
         if isinstance(schema.get(name), list)
     }
-    return {**schema, **made} if made else schema
+    return {**schema, **result} if result else schema
 
 
 def _at(root: Any, ref: str) -> Any:
@@ -89,12 +89,12 @@ def value_of(text: str, schema: Any) -> str:
     if must_be_string(schema):
         return json.dumps(text, ensure_ascii=False)
     allowed = types(schema)
-    made = _as_json(text.strip())
-    if made is not None:
-        kind = _type(json.loads(made))
+    result = _as_json(text.strip())
+    if result is not None:
+        kind = _type(json.loads(result))
         kinds = {kind, "number"} if kind == "integer" else {kind}
         if not allowed or kinds & allowed or ("string" not in allowed and kind != "string"):
-            return made
+            return result
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -59,10 +59,10 @@ def calls_of(probes: Probes) -> tuple[Calls, str] | None:
     if spoken is not None:
         before = same_end(before, spoken) or spoken
     between, last = _between(probes, found, end)
-    made = _row(found, before, between, last if between is not None else after)
-    if made is None:
+    result = _row(found, before, between, last if between is not None else after)
+    if result is None:
         return None
-    row, rest = made
+    row, rest = result
     if isinstance(row.body, TaggedArgs):
         row = _add_quotes(probes, row, row.body)
     return row, rest + end

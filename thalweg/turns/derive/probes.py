@@ -47,7 +47,7 @@ class Probes:
         self._written: dict[str, str | None] = {}
         self.indexed = False
         """Are ids of calls made of their names?"""
-        self.asked = self._after(QUESTION, render([ASK], TOOLS, False))
+        self.question = self._after(QUESTION, render([ASK], TOOLS, False))
         """Text that it renders after the question, before any answer."""
         self.prompt = self._after(QUESTION, render([ASK], TOOLS, True))
         """The same with a generation prompt."""
@@ -60,20 +60,20 @@ class Probes:
         return self._written[key]
 
     def _turn(self, content: str, thought: str, calls: Sequence[dict[str, Any]]) -> str | None:
-        said: dict[str, Any] = {"role": "assistant", "content": content}
+        message: dict[str, Any] = {"role": "assistant", "content": content}
         if thought:
-            said |= {"reasoning": thought, "reasoning_content": thought, "thinking": thought}
+            message |= {"reasoning": thought, "reasoning_content": thought, "thinking": thought}
         if calls:
-            said["tool_calls"] = list(calls)
+            message["tool_calls"] = list(calls)
         try:
-            text = self._after(QUESTION, self._render([ASK, said], TOOLS, False))
+            text = self._after(QUESTION, self._render([ASK, message], TOOLS, False))
         except ThalwegError:
             return None
         return text if len(text) <= MOST else None
 
     def body(self, text: str) -> str:
         """A turn's text without the prefix that comes before any answer."""
-        return text[common_prefix_length(text, self.asked) :]
+        return text[common_prefix_length(text, self.question) :]
 
     def call(self, index: int, arguments: dict[str, Any] | None = None, name: str = "") -> dict[str, Any]:
         """A call of a message. arguments, name: None and "" for those that the derivation searches for."""

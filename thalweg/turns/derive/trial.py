@@ -27,17 +27,17 @@ def holds(probes: Probes, turn: TurnFormat, end: str, called_end: str) -> bool:
     reader is a machine over characters: other cuts lie between those.)"""
     bound, rng, called, thought = bind(turn, None), random.Random(0), 0, 0
     for i in range(TURNS):
-        said = _turn(probes, rng, i)
-        whole = probes.turn(said["content"], said["thought"], said["calls"])
+        example = _turn(probes, rng, i)
+        whole = probes.turn(example["content"], example["thought"], example["calls"])
         if whole is None:
             continue
-        before, text = _split(whole, probes.prompt, called_end if said["calls"] else end)
-        expected = _expect(said, text)
+        before, text = _split(whole, probes.prompt, called_end if example["calls"] else end)
+        expected = _expect(example, text)
         if expected is None or _lacks_reasoning(turn, before, text):
             continue
-        if said["thought"] and expected[1] and turn.reasoning is None:
+        if example["thought"] and expected[1] and turn.reasoning is None:
             continue
-        if turn.calls is not None and turn.calls.bare and said["content"] and said["calls"]:
+        if turn.calls is not None and turn.calls.bare and example["content"] and example["calls"]:
             continue  # calls without markers are calls only at the beginning of a turn
         called, thought = called + bool(expected[2]), thought + bool(expected[1])
         for message in (read(bound, text, before, SCHEMAS), _slowly(bound, text, before)):
@@ -61,12 +61,12 @@ def _turn(probes: Probes, rng: random.Random, i: int) -> dict[str, Any]:
     return {"content": content, "thought": THOUGHT if i % 2 else "", "calls": calls}
 
 
-def _expect(said: dict[str, Any], text: str) -> tuple[str, str, list[Any]] | None:
+def _expect(example: dict[str, Any], text: str) -> tuple[str, str, list[Any]] | None:
     """The expected (content, reasoning, calls). None: the template did not render all parts."""
-    calls = [(c["function"]["name"], c["function"]["arguments"]) for c in said["calls"]]
-    if any(n not in text for n, _ in calls) or text.count("zqalpha") < len(calls) or said["content"] not in text:
+    calls = [(c["function"]["name"], c["function"]["arguments"]) for c in example["calls"]]
+    if any(n not in text for n, _ in calls) or text.count("zqalpha") < len(calls) or example["content"] not in text:
         return None
-    return said["content"], said["thought"] if said["thought"] and said["thought"] in text else "", calls
+    return example["content"], example["thought"] if example["thought"] and example["thought"] in text else "", calls
 
 
 def _lacks_reasoning(turn: TurnFormat, before: str, text: str) -> bool:

@@ -221,9 +221,9 @@ def open_library(threads: int, level: str = "") -> NativeLibrary:
     context = dll.thalweg_open(threads, level.encode())
     if not context:
         raise ValueError(f"isa: {level!r} is not there; this processor and library have {', '.join(levels())}, none")
-    made = NativeLibrary(dll, context, dll.thalweg_level(context).decode(), threads)
-    weakref.finalize(made, dll.thalweg_close, context)
-    return made
+    result = NativeLibrary(dll, context, dll.thalweg_level(context).decode(), threads)
+    weakref.finalize(result, dll.thalweg_close, context)
+    return result
 
 
 def alloc_zeros(library: NativeLibrary, size: int) -> ctypes.Array[ctypes.c_char]:
@@ -232,9 +232,9 @@ def alloc_zeros(library: NativeLibrary, size: int) -> ctypes.Array[ctypes.c_char
     address = library.take(size)
     if not address:
         raise MemoryError(f"no memory for {size:,} bytes")
-    made = (ctypes.c_char * size).from_address(address)
-    weakref.finalize(made, library.give, address, size)
-    return made
+    result = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(result, library.give, address, size)
+    return result
 
 
 def expect(size: int) -> None:

@@ -133,19 +133,19 @@ class NativeAttention(AttentionBackend):
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
         sizes = f"{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.latent}"
         key = f"native/{spec.kind}/{spec.window}/{sizes}/{spec.dtype}/{spec.kv_dtype}/{batch.last_alone}"
-        made = plan.get(key)
-        if made is None:
-            made = plan[key] = self._job(batch, spec, batch.block_tables[group], kv.shape[3])
-        return self._call(made, q, k, v, kv, spec, sinks, prologue, cos_sin, weights), kv
+        result = plan.get(key)
+        if result is None:
+            result = plan[key] = self._job(batch, spec, batch.block_tables[group], kv.shape[3])
+        return self._call(result, q, k, v, kv, spec, sinks, prologue, cos_sin, weights), kv
 
     def _call(
-        self, made: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, kv: Tensor, spec: AttnSpec, sinks: Tensor | None,
+        self, result: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, kv: Tensor, spec: AttnSpec, sinks: Tensor | None,
         prologue: QKPrologue | None, cos_sin: Tensor | None, weights: tuple[Tensor, Tensor] | None,
     ) -> Tensor:  # fmt: skip
-        """made: by `_job`."""
+        """result: by `_job`."""
         q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
-        job: _Job = made[0]
-        out: Tensor = made[1]((*q.shape[:2], spec.latent or spec.head_dim), dtype=q.dtype)
+        job: _Job = result[0]
+        out: Tensor = result[1]((*q.shape[:2], spec.latent or spec.head_dim), dtype=q.dtype)
         job.q_stride, job.k_stride, job.v_stride = q.stride(0), k.stride(0), v.stride(0)
         job.block_bytes = kv.stride(0) * kv.element_size()
         job.scale, job.softcap = spec.scale, spec.softcap
@@ -160,7 +160,7 @@ class NativeAttention(AttentionBackend):
         job.q_weight, job.k_weight = (w.data_ptr() for w in weights) if weights else (None, None)
         if self._library.tape is not None:  # layers share a job, which each fills in again: a tape needs one of each
             job = _Job.from_buffer_copy(job)
-            self._library.tape.keep((job, made))
+            self._library.tape.keep((job, result))
         self._attend(self._context, ctypes.addressof(job))
         return out
 
@@ -219,11 +219,11 @@ class NativeEncoderAttention(NativeAttention):
             return v.repeat_interleave(spec.heads // spec.kv_heads, 1), kv
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
         key = f"native/encoder/{batch.last_alone}"
-        made = plan.get(key)
-        if made is None:
+        result = plan.get(key)
+        if result is None:
             blocks, table = _room(batch, spec)
-            made = plan[key] = blocks, self._job(batch, spec, table, BLOCK)
-        return self._call(made[1], q, k, v, made[0], spec, sinks, prologue, cos_sin, weights), kv
+            result = plan[key] = blocks, self._job(batch, spec, table, BLOCK)
+        return self._call(result[1], q, k, v, result[0], spec, sinks, prologue, cos_sin, weights), kv
 
 
 def _room(batch: StepBatch, spec: AttnSpec) -> tuple[Tensor, Tensor]:

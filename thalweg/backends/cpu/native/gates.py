@@ -124,11 +124,11 @@ class NativeGates:
         tokens, outputs = logits.shape
         if outputs != (2 + streams) * streams or any(t.dtype != torch.float32 for t in parts):
             raise ValueError(f"hyper_weights: {logits.dtype} {list(logits.shape)} are no logits of {streams} streams")
-        made = torch.empty(tokens, streams), torch.empty(tokens, streams), torch.empty(tokens, streams, streams)
-        job = _Hyper(tokens, streams, iters, *(t.data_ptr() for t in (*parts, *made)), eps)
-        self._keep(job, (parts, made))
+        result = torch.empty(tokens, streams), torch.empty(tokens, streams), torch.empty(tokens, streams, streams)
+        job = _Hyper(tokens, streams, iters, *(t.data_ptr() for t in (*parts, *result)), eps)
+        self._keep(job, (parts, result))
         self._hyper(self._context, ctypes.addressof(job))
-        return made
+        return result
 
     def _keep(self, job: ctypes.Structure, held: Any) -> None:
         """While a step is recorded: its replays read the job."""

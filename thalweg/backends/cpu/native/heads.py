@@ -54,11 +54,11 @@ class NativeHeads:
 
 def kernels(library: NativeLibrary) -> tuple[Kernel, ...]:
     """One for each side, as each packs a weight in its own way."""
-    made, name = NativeHeads(library), f"native-{library.level}"
+    result, name = NativeHeads(library), f"native-{library.level}"
     return tuple(
         Kernel(
-            "head_linear", name if side else f"{name}-straight", made.run, functools.partial(_takes, turned=side),
-            Pack(functools.partial(made.pack, turned=side)), batch_invariant=True,
+            "head_linear", name if side else f"{name}-straight", result.run, functools.partial(_takes, turned=side),
+            Pack(functools.partial(result.pack, turned=side)), batch_invariant=True,
         )
         for side in (True, False)
     )  # fmt: skip

@@ -146,8 +146,8 @@ class NativeLinear:
             return self._pack(form, weight.dtype, [(weight.data_ptr(), w.shape[0])], w.format, w.shape)
         form = INT6 if form == INT8 and _six_bits(w) and self._library.level not in QUADS else form
         quads = bool(self._library.quads(self._context, form, w.shape[1], max(w.format.group, 0) or w.shape[1]))
-        made = _parts(w, form, quads)
-        return self._pack(form, None, [(made.codes.data_ptr(), w.shape[0])], w.format, w.shape, made)
+        result = _parts(w, form, quads)
+        return self._pack(form, None, [(result.codes.data_ptr(), w.shape[0])], w.format, w.shape, result)
 
     def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> PackedWeight | None:
         """A dense weight straight from where it lies, which may be a mapped file. It is rounded on the way, a panel
@@ -209,22 +209,22 @@ class NativeLinear:
         where: Sequence[tuple[int, int]],
         format: WeightFormat,
         shape: tuple[int, int],
-        made: PackInputs | None = None,
+        result: PackInputs | None = None,
         *,
         shifted: int = 0,
     ) -> PackedWeight:
         """dtype: of a dense weight, or of values to be rounded. where: address and rows of each part. shifted: by `_shift`."""
         (n, k), (addresses, rows) = shape, zip(*where, strict=True)
         more: list[int | None] = [None] * 5
-        if made is not None:
-            tensors = (made.scales, made.zeros, made.mins, made.levels, made.outer)
+        if result is not None:
+            tensors = (result.scales, result.zeros, result.mins, result.levels, result.outer)
             more = [None if a is None else a.data_ptr() for a in tensors]
         scales, zeros, mins, levels, outer = more
         handle = self._library.pack(
             self._context, form, 0 if dtype is None else TYPES[dtype], (ctypes.c_void_p * len(where))(*addresses),
             (ctypes.c_int64 * len(where))(*rows), n, k, max(format.group, 0) or k, scales, zeros, mins,
-            int(made.shifted if made else shifted), levels, outer, ACTS.get(format.act, 0),
-            made.input_scale if made else 0.0,
+            int(result.shifted if result else shifted), levels, outer, ACTS.get(format.act, 0),
+            result.input_scale if result else 0.0,
         )  # fmt: skip
         return self._wrap_handle(handle, shape, dtype if form == DENSE else None)
 

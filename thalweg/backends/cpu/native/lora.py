@@ -85,9 +85,9 @@ def _supports(spec: Mapping[str, Any]) -> str | None:
 
 
 def kernels(library: NativeLibrary) -> tuple[Kernel, ...]:
-    made, name = NativeLora(library), f"native-{library.level}"
+    result, name = NativeLora(library), f"native-{library.level}"
     return (
-        Kernel("lora_rows", name, made.rows, batch_invariant=True),
-        Kernel("lora_add", name, made.add, _supports, batch_invariant=True),
-        Kernel("lora_rescale", name, made.rescale, _supports, batch_invariant=True),
+        Kernel("lora_rows", name, result.rows, batch_invariant=True),
+        Kernel("lora_add", name, result.add, _supports, batch_invariant=True),
+        Kernel("lora_rescale", name, result.rescale, _supports, batch_invariant=True),
     )

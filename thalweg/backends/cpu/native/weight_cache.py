@@ -57,8 +57,8 @@ class PackedWeightCache:
             out = (ctypes.c_uint64 * 2)()
             self._library.digest(self._library.context, part.ctypes.data, part.nbytes, ctypes.addressof(out))
             digests.append((part.shape, part.dtype.str, *out))
-        told = repr((LAYOUT, self._library.level, digests, how))
-        return hashlib.sha256(told.encode()).hexdigest()[:40] + SUFFIX
+        reported = repr((LAYOUT, self._library.level, digests, how))
+        return hashlib.sha256(reported.encode()).hexdigest()[:40] + SUFFIX
 
     def tell(self) -> None:
         """Once all weights are there, report on the cache: a warning where none can be kept."""

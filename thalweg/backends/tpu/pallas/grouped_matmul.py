@@ -140,17 +140,17 @@ def _block(owner: Any, used: Any, x: Any, *rest: Any, act: Any, parts: int, fact
 
         @pl.when(k == pl.num_programs(2) - 1)
         def store() -> None:
-            made = []
+            result = []
             for p, acc in enumerate(sums):
                 total = acc[...]
                 if factors and not group:
                     total = total * weights[p * (1 + factors) + 1][0, 0]
-                made.append(total.astype(out.dtype))
+                result.append(total.astype(out.dtype))
             if act is not None:
-                gate, up = made
+                gate, up = result
                 gate = act(gate.astype(jnp.float32)).astype(out.dtype).astype(jnp.float32)
-                made = [(gate * up.astype(jnp.float32)).astype(out.dtype)]
-            out[...] = made[0]
+                result = [(gate * up.astype(jnp.float32)).astype(out.dtype)]
+            out[...] = result[0]
 
 
 def activation(name: str) -> Any:

@@ -243,8 +243,8 @@ def tiles(arch: str) -> TileSizes:
     """The tile sizes that serve `arch`. ValueError names the file and field of a malformed one."""
     name = nearest(arch)
     path = FOLDER / f"{name}.json"
-    made: TileSizes = _read(TileSizes, {"arch": name, **json.loads(path.read_text())}, path.name)
-    return replace(made, paired=made.paired and _parts(arch)[1] >= PAIRED)
+    result: TileSizes = _read(TileSizes, {"arch": name, **json.loads(path.read_text())}, path.name)
+    return replace(result, paired=result.paired and _parts(arch)[1] >= PAIRED)
 
 
 def _read(kind: Any, data: dict[str, Any], where: str) -> Any:
@@ -253,14 +253,14 @@ def _read(kind: Any, data: dict[str, Any], where: str) -> Any:
     needed = {f.name for f in fields(kind) if f.default is MISSING}
     if not needed <= set(data) <= names:
         raise ValueError(f"{where}: fields {sorted(data)}, expected {sorted(names)}")
-    made = {}
+    result = {}
     for f in (f for f in fields(kind) if f.name in data):
         inner, value, at = kinds.get(str(f.type)), data[f.name], f"{where}: {f.name}"
         if f.type == "tuple[ProductTile, ...]":
-            made[f.name] = tuple(_read_shape(each, f"{at}[{i}]") for i, each in enumerate(value))
+            result[f.name] = tuple(_read_shape(each, f"{at}[{i}]") for i, each in enumerate(value))
         else:
-            made[f.name] = _read(inner, value, at) if inner else value
-    return kind(**made)
+            result[f.name] = _read(inner, value, at) if inner else value
+    return kind(**result)
 
 
 def _read_shape(data: dict[str, Any], where: str) -> ProductTile:

@@ -152,11 +152,11 @@ def layer_types(keys: Keys, every: int) -> list[str]:
     """The type of each layer, with or without a window, from `attention.sliding_window_pattern`. every: the default period. The
     last layer of each period has no window."""
     name, count = "attention.sliding_window_pattern", layers(keys)
-    said = keys.metadata.get(keys.prefix + name)
-    if isinstance(said, np.ndarray):
-        if len(said) < count:
+    value = keys.metadata.get(keys.prefix + name)
+    if isinstance(value, np.ndarray):
+        if len(value) < count:
             raise CheckpointError(f"{keys.path}: {keys.prefix}{name}: says nothing of some of the {count} layers")
-        return [WINDOWED if windowed else FULL for windowed in said[:count]]
+        return [WINDOWED if windowed else FULL for windowed in value[:count]]
     every = keys.integer(name, default=every, low=1)
     return [FULL if (i + 1) % every == 0 else WINDOWED for i in range(count)]
 
@@ -210,43 +210,45 @@ def layers(keys: Keys) -> int:
 
 def rope(keys: Keys, files: GGUFFiles, head_dim: int) -> dict[str, Any]:
     """`rope_parameters`. Defaults are those of llama.cpp."""
-    made: dict[str, Any] = {"rope_theta": keys.real("rope.freq_base", default=10_000.0), "rope_type": "default"}
+    result: dict[str, Any] = {"rope_theta": keys.real("rope.freq_base", default=10_000.0), "rope_type": "default"}
     turning = keys.integer("rope.dimension_count", default=head_dim, low=2)
     if "rope.dimension_count" in keys:
-        made["partial_rotary_factor"] = turning / head_dim
+        result["partial_rotary_factor"] = turning / head_dim
     if "rope_factors_long.weight" in files.tensors:
-        return made | _long(keys, files, turning)
+        return result | _long(keys, files, turning)
     if "rope_freqs.weight" in files.tensors:
-        return made | _by_factors(files, made["rope_theta"], turning)
+        return result | _by_factors(files, result["rope_theta"], turning)
     kind = keys.text("rope.scaling.type", default="linear" if "rope.scale_linear" in keys else "none")
     factor = keys.real("rope.scaling.factor", default=keys.real("rope.scale_linear", default=1.0))
     if kind in ("none", "") or (kind == "linear" and factor in (0.0, 1.0)):
-        return made
+        return result
     if kind == "linear":
-        return made | {"rope_type": "linear", "factor": factor}
+        return result | {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        return made | _yarn(keys, factor)
+        return result | _yarn(keys, factor)
     raise UnsupportedModelError(f"{files.path}: {keys.prefix}rope.scaling.type: {kind!r:.40} is not read by this version")
 
 
 def _yarn(keys: Keys, factor: float) -> dict[str, Any]:
     trained = keys.integer("context_length", low=1)
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length", default=trained, low=1),
     }
     if "rope.scaling.yarn_log_multiplier" in keys:
         every = keys.real("rope.scaling.yarn_log_multiplier")
-        made["attention_factor"] = _magnitude(factor, 1.0) / _magnitude(factor, every)
+        result["attention_factor"] = _magnitude(factor, 1.0) / _magnitude(factor, every)
     for ours, theirs in (
         ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"), ("attention_factor", "yarn_attn_factor")
     ):  # fmt: skip
         if f"rope.scaling.{theirs}" in keys:
-            made[ours] = keys.real(f"rope.scaling.{theirs}")
+            result[ours] = keys.real(f"rope.scaling.{theirs}")
     if "rope.scaling.attn_factor" in keys:
-        made["attention_factor"] = made.get("attention_factor", _magnitude(factor, 1.0)) * keys.real("rope.scaling.attn_factor")
-    return made
+        result["attention_factor"] = result.get("attention_factor", _magnitude(factor, 1.0)) * keys.real(
+            "rope.scaling.attn_factor"
+        )
+    return result
 
 
 def _magnitude(factor: float, by: float) -> float:
@@ -257,15 +259,15 @@ def _magnitude(factor: float, by: float) -> float:
 def _long(keys: Keys, files: GGUFFiles, turning: int) -> dict[str, Any]:
     """LongRoPE: frequencies have individual divisors, and others for long texts (Phi)."""
     trained = keys.integer("context_length", low=1)
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "rope_type": "longrope",
         "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length", default=trained, low=1),
     }
     for length in ("short", "long"):
-        made[f"{length}_factor"] = [float(f) for f in _factors(files, f"rope_factors_{length}.weight", turning)]
+        result[f"{length}_factor"] = [float(f) for f in _factors(files, f"rope_factors_{length}.weight", turning)]
     if "rope.scaling.attn_factor" in keys:
-        made["attention_factor"] = keys.real("rope.scaling.attn_factor")
-    return made
+        result["attention_factor"] = keys.real("rope.scaling.attn_factor")
+    return result
 
 
 def _factors(files: GGUFFiles, name: str, turning: int) -> np.ndarray:

@@ -22,7 +22,7 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
         every = round(keys.real("rope.scaling.yarn_log_multiplier") * 10, 6)
         positions = {k: v for k, v in positions.items() if k != "attention_factor"} | {"mscale": every, "mscale_all_dim": every}
     heads = keys.integer("attention.head_count", low=1)
-    said = {
+    settings = {
         "hidden_act": "silu", "head_dim": turned, "num_key_value_heads": heads, "rope_parameters": positions,
         "q_lora_rank": keys.integer("attention.q_lora_rank", low=1) if "attention.q_lora_rank" in keys else None,
         "kv_lora_rank": keys.integer("attention.kv_lora_rank", low=1), "qk_rope_head_dim": turned,
@@ -30,8 +30,8 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     }  # fmt: skip
     experts = keys.integer("expert_count", default=0, high=1 << 16)
     if not experts:
-        return said | {"architectures": ["YoutuForCausalLM"], "model_type": "youtu"}
-    return said | _mixtures(keys, files, experts)
+        return settings | {"architectures": ["YoutuForCausalLM"], "model_type": "youtu"}
+    return settings | _mixtures(keys, files, experts)
 
 
 def _mixtures(keys: Keys, files: GGUFFiles, experts: int) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def _mixtures(keys: Keys, files: GGUFFiles, experts: int) -> dict[str, Any]:
     )
     chosen = gating(keys, SIGMOID if sigmoids else SOFTMAX, (SOFTMAX, SIGMOID))
     groups = keys.integer("expert_group_count", default=1, low=1)
-    made = {
+    result = {
         "n_routed_experts": experts, "num_experts_per_tok": keys.integer("expert_used_count", low=1),
         "n_shared_experts": keys.integer("expert_shared_count", default=0),
         "moe_intermediate_size": keys.integer("expert_feed_forward_length", low=1),
@@ -52,9 +52,9 @@ def _mixtures(keys: Keys, files: GGUFFiles, experts: int) -> dict[str, Any]:
         "num_nextn_predict_layers": 0,
     }  # fmt: skip
     if chosen == SIGMOID:
-        return made | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+        return result | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
     method = "group_limited_greedy" if groups > 1 else "greedy"
-    return made | {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "topk_method": method}
+    return result | {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "topk_method": method}
 
 
 DEEPSEEK2 = Architecture(

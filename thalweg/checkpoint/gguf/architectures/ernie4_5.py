@@ -17,9 +17,9 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
 
 
 def _mixtures(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
-    said = mixture(keys, "moe_num_experts")
-    return _config(keys, files) | said | {
-        "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "moe_k": said["num_experts_per_tok"],
+    settings = mixture(keys, "moe_num_experts")
+    return _config(keys, files) | settings | {
+        "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "moe_k": settings["num_experts_per_tok"],
         "moe_num_shared_experts": keys.integer("expert_shared_count", default=0),
         "moe_layer_start_index": keys.integer("leading_dense_block_count", default=0),
         "moe_layer_interval": keys.integer("interleave_moe_layer_step", default=1, low=1),

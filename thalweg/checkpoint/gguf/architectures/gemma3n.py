@@ -56,12 +56,12 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
 
 def _shares(keys: Keys, count: int) -> list[float]:
     """Sparsity of each layer, from the files' thresholds in standard deviations. -inf: not sparse."""
-    said = keys.numbers("activation_sparsity_scale", "f")
-    if said is None:
+    scales = keys.numbers("activation_sparsity_scale", "f")
+    if scales is None:
         return [SHARE if i < SPARSE else 0.0 for i in range(count)]
-    if len(said) < count:
+    if len(scales) < count:
         raise CheckpointError(f"{keys.path}: {keys.prefix}activation_sparsity_scale: must have an entry for each layer")
-    return [round(NormalDist().cdf(float(above)), 6) for above in said[:count]]
+    return [round(NormalDist().cdf(float(above)), 6) for above in scales[:count]]
 
 
 def _streams(name: str) -> Make:

@@ -42,7 +42,7 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     with_values = with_tensor(files, keys, "attn_v.weight")
     own = range(count - shared)
     full = keys.integer("attention.key_length", low=2)
-    said = {
+    settings = {
         "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh",
         "layer_types": types, "sliding_window": keys.integer("attention.sliding_window", low=1),
         "head_dim": keys.integer("attention.key_length_swa", low=1), "global_head_dim": full,
@@ -57,9 +57,9 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
         **inputs(keys, files),
     }  # fmt: skip
     if "expert_count" not in keys or not keys.integer("expert_count"):
-        return said
+        return settings
     experts = mixture(keys)
-    return said | experts | {"enable_moe_block": True, "top_k_experts": experts["num_experts_per_tok"]}
+    return settings | experts | {"enable_moe_block": True, "top_k_experts": experts["num_experts_per_tok"]}
 
 
 def inputs(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
@@ -70,16 +70,16 @@ def inputs(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
 
 
 def _positions(keys: Keys, files: GGUFFiles, head_dim: int) -> dict[str, Any]:
-    made = {"rope_type": "proportional", "rope_theta": keys.real("rope.freq_base"), "partial_rotary_factor": 1.0}
+    result = {"rope_type": "proportional", "rope_theta": keys.real("rope.freq_base"), "partial_rotary_factor": 1.0}
     if "rope_freqs.weight" not in files.tensors:
-        return made
+        return result
     factors = files.read("rope_freqs.weight")
     turns = int((factors == 1).sum())
     if factors.shape != (head_dim // 2,) or (factors[:turns] != 1).any() or (factors[turns:] < NEVER / 10).any():
         raise UnsupportedModelError(
             f"{files.path}: rope_freqs.weight: must have {head_dim // 2} values, 1 for those with rotation, and then 1e30"
         )
-    return made | {"partial_rotary_factor": turns / (head_dim // 2)}
+    return result | {"partial_rotary_factor": turns / (head_dim // 2)}
 
 
 GEMMA4 = Architecture(

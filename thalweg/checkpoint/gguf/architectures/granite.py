@@ -62,14 +62,14 @@ def _numbers(keys: Keys) -> dict[str, Any]:
 
 def _hybrid(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """Without experts, the shared expert is the feed-forward part."""
-    said = _numbers(keys)
-    if not said["shared_intermediate_size"]:
-        said["shared_intermediate_size"] = max(keys.each("feed_forward_length", keys.integer("block_count")))
+    settings = _numbers(keys)
+    if not settings["shared_intermediate_size"]:
+        settings["shared_intermediate_size"] = max(keys.each("feed_forward_length", keys.integer("block_count")))
     recurrent = with_tensor(files, keys, "ssm_in.weight")
     turns = keys.flag("rope.scaling.finetuned", default=True)
     return {
         "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "hidden_act": "silu",
-        **_multipliers(keys), **said, **sizes(keys, files),
+        **_multipliers(keys), **settings, **sizes(keys, files),
         "layer_types": ["mamba" if each else "attention" for each in recurrent],
         "position_embedding_type": "rope" if turns else "nope", "attention_bias": anywhere(files, "attn_q.bias"),
         "rope_parameters": rope(keys, files, head_width(keys)),

@@ -13,21 +13,21 @@ from thalweg.errors import UnsupportedModelError
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     hidden, heads = keys.integer("embedding_length", low=1), keys.integer("attention.head_count", low=1)
     head_dim = keys.integer("attention.key_length", default=keys.integer("rope.dimension_count", default=hidden // heads))
-    made = {
+    result = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "head_dim": head_dim,
         "rope_parameters": rope(keys, files, head_dim), "attention_bias": has(files, "attn_q.bias", "attn_qkv.bias"),
         "mlp_bias": has(files, "ffn_up.bias"),
     }  # fmt: skip
     window = keys.integer("attention.sliding_window", default=0)
     if window:  # Mistral 7B 0.1
-        made |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+        result |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
     experts = keys.integer("expert_count", default=0, high=1 << 16)
-    return made | _mixture(keys, files, experts, made) if experts else made
+    return result | _mixture(keys, files, experts, result) if experts else result
 
 
-def _mixture(keys: Keys, files: GGUFFiles, experts: int, made: dict[str, Any]) -> dict[str, Any]:
+def _mixture(keys: Keys, files: GGUFFiles, experts: int, result: dict[str, Any]) -> dict[str, Any]:
     """Additional keys of Mixtral. llama.cpp always normalises the routing weights of the selected experts."""
-    if made["attention_bias"] or made["mlp_bias"]:
+    if result["attention_bias"] or result["mlp_bias"]:
         raise UnsupportedModelError(f"{files.path}: llama.expert_count: mixtures of experts with biases are not read")
     plain = [i for i in range(layers(keys)) if f"blk.{i}.ffn_gate_inp.weight" not in files.tensors]
     if plain:

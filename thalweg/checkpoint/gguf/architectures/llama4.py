@@ -19,14 +19,14 @@ _SHARED = {f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for pa
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """A window of 0 means that every layer has full attention and RoPE."""
     whole = keys.integer("attention.sliding_window", default=CHUNK) == 0
-    said = mixture(keys, "num_local_experts", "intermediate_size")
+    settings = mixture(keys, "num_local_experts", "intermediate_size")
     return {
-        "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "hidden_act": "silu", **said,
+        "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "hidden_act": "silu", **settings,
         "intermediate_size_mlp": keys.integer("feed_forward_length", low=0),
         "interleave_moe_layer_step": keys.integer("interleave_moe_layer_step", default=1, low=1),
         "attention_chunk_size": None if whole else CHUNK, "attention_bias": has(files, "attn_q.bias", "attn_qkv.bias"),
         "no_rope_layers": [int(whole or (i + 1) % EVERY > 0) for i in range(layers(keys))],
-        "use_qk_norm": said["num_local_experts"] != UNNORMED, "rope_parameters": rope(keys, files, head_width(keys)),
+        "use_qk_norm": settings["num_local_experts"] != UNNORMED, "rope_parameters": rope(keys, files, head_width(keys)),
     }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ _LAYER = {
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     inner, heads = keys.integer("ssm.inner_size", low=1), keys.integer("ssm.time_step_rank", low=1)
-    said = {
+    settings = {
         "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "layers_block_type": _kinds(keys, files),
         "layer_norm_epsilon": keys.real("attention.layer_norm_rms_epsilon"), "mamba_num_heads": heads,
         "mamba_head_dim": inner // heads, "n_groups": keys.integer("ssm.group_count", low=1),
@@ -34,14 +34,14 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
         "mamba_hidden_act": "silu", "mlp_hidden_act": "relu2", "use_bias": anywhere(files, "ssm_in.bias"),
         "use_conv_bias": anywhere(files, "ssm_conv1d.bias"), "mlp_bias": anywhere(files, "ffn_up.bias"),
     }  # fmt: skip
-    return said | (_mixtures(keys) if keys.integer("expert_count", default=0) else {})
+    return settings | (_mixtures(keys) if keys.integer("expert_count", default=0) else {})
 
 
 def _mixtures(keys: Keys) -> dict[str, Any]:
-    said = mixture(keys, "n_routed_experts")
+    settings = mixture(keys, "n_routed_experts")
     groups = keys.integer("expert_group_count", default=1, low=1)
-    shared = keys.integer("expert_shared_feed_forward_length", default=said["moe_intermediate_size"], low=1)
-    return said | {
+    shared = keys.integer("expert_shared_feed_forward_length", default=settings["moe_intermediate_size"], low=1)
+    return settings | {
         "moe_shared_expert_intermediate_size": shared, "norm_topk_prob": keys.flag("expert_weights_norm", default=False),
         "routed_scaling_factor": scale(keys), "moe_latent_size": keys.integer("moe_latent_size", default=0), "n_group": groups,
         "topk_group": keys.integer("expert_group_used_count", default=groups, low=1),

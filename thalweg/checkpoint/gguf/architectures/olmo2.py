@@ -23,15 +23,15 @@ POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm"
 
 def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     positions = rope(keys, files, head_width(keys))
-    said = {
+    settings = {
         "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_act": "silu", "rope_parameters": positions,
         "attention_bias": has(files, "attn_q.bias"),
     }  # fmt: skip
     window = keys.integer("attention.sliding_window", default=0)
     if not window:
-        return said
+        return settings
     local = keys.real("rope.freq_base_swa", default=positions["rope_theta"])
-    return said | {
+    return settings | {
         "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": window,
         "layer_types": layer_types(keys, 4),
         "rope_parameters": {FULL: positions, WINDOWED: {"rope_type": "default", "rope_theta": local}},

@@ -60,19 +60,19 @@ def _config(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
 
 def _mixtures(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """llama.cpp always normalises the routing weights of the selected experts."""
-    said = mixture(keys)
-    shared = keys.integer("expert_shared_feed_forward_length", default=said["moe_intermediate_size"], low=1)
-    return _config(keys, files) | said | {
+    settings = mixture(keys)
+    shared = keys.integer("expert_shared_feed_forward_length", default=settings["moe_intermediate_size"], low=1)
+    return _config(keys, files) | settings | {
         "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "shared_expert_intermediate_size": shared,
     }  # fmt: skip
 
 
 def _next(keys: Keys, files: GGUFFiles) -> dict[str, Any]:
     """The first files have joint projections, like Qwen3-Next itself. Later files have separate ones, like Qwen3.5."""
-    made = _mixtures(keys, files)
+    result = _mixtures(keys, files)
     if any(name.endswith(".ssm_in.weight") for name in files.tensors):
-        made |= {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "decoder_sparse_step": 1}
-    return made
+        result |= {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "decoder_sparse_step": 1}
+    return result
 
 
 def _tiles(config: Mapping[str, Any]) -> Tiles:

@@ -17,8 +17,8 @@ class BadWordsBuilder(Builder):
         return p.grammar is None and any(len(w) > 1 for w in p.bad_words)
 
     def build(self, work: StepRows) -> tuple[BadWords, int]:
-        asked = ((work.logit_rows(row), r.sampling.bad_words) for row, r in work.rows(self.flag))
-        found = [(at, w) for rows, words in asked for w in words if len(w) > 1 for at in rows]
+        requested = ((work.logit_rows(row), r.sampling.bad_words) for row, r in work.rows(self.flag))
+        found = [(at, w) for rows, words in requested for w in words if len(w) > 1 for at in rows]
         words = np.full((len(found), max(len(w) for _, w in found)), -1, np.int32)
         for i, (_, w) in enumerate(found):
             words[i, -len(w) :] = w

@@ -221,9 +221,9 @@ class PerSequence(Builder):
 
 def builders(setup: Setup) -> tuple[Builder, ...]:
     """One builder of each kind, in the order of the features, each with a unique bit."""
-    made = []
+    result = []
     for i, feature in enumerate(all_features()):
         builder: Builder = import_attribute(feature.builder)(setup)
         builder.flag = PARTS << i
-        made.append(builder)
-    return tuple(made)
+        result.append(builder)
+    return tuple(result)

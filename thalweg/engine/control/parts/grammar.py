@@ -78,12 +78,12 @@ class GrammarMatchers:
         if follower.patience:
             follower.patience -= 1
             state.hopes[request.slot] = not follower.patience
-        made = follower.ahead if follower.ahead_of == state.known[request.slot] else []
-        if len(rows) == 1 and not made:
+        result = follower.ahead if follower.ahead_of == state.known[request.slot] else []
+        if len(rows) == 1 and not result:
             self._mask(state, follower, rows[0])
             return
-        ensure(len(rows) <= len(made), "drafts without masks")
-        for words, mask in zip(rows, made, strict=False):
+        ensure(len(rows) <= len(result), "drafts without masks")
+        for words, mask in zip(rows, result, strict=False):
             words[:] = mask
 
     def certain(self, state: Slots, request: Request, most: int, words: int) -> list[int]:

@@ -57,11 +57,11 @@ class MaskBuilder(Builder):
     def build(self, work: StepRows) -> tuple[Mask | None, int]:
         """A grammar's rows are valid for one step. A sequence with an unknown last token is sampled speculatively, and has
         every token."""
-        asked, lasts, masked = work.rows(self.flag), FOREVER, False
+        requested, lasts, masked = work.rows(self.flag), FOREVER, False
         drafts = work.drafts if work.drafts is not None else np.zeros(work.slots.size, np.int32)
-        ends = np.cumsum(drafts) if any(drafts[row] for row, _ in asked) else np.zeros_like(drafts)
+        ends = np.cumsum(drafts) if any(drafts[row] for row, _ in requested) else np.zeros_like(drafts)
         mask = Mask.blank({"S": work.slots.size, "N": int(ends[-1]), "words": self._words})
-        for row, request in asked:
+        for row, request in requested:
             p, known = request.sampling, int(work.state.known[request.slot])
             guessed = int(drafts[row])
             ahead = mask.ahead[int(ends[row]) - guessed : int(ends[row])] if guessed else mask.ahead[:0]

@@ -172,11 +172,11 @@ class AcceptanceCounters:
 
     def count(self, drafted: I32, accepted: I32) -> None:
         """Drafts of each sequence [N], and how many were accepted [N]."""
-        made, right = drafted.tolist(), accepted.tolist()
-        self.rounds += len(made)
-        self.drafted += sum(made)
+        result, right = drafted.tolist(), accepted.tolist()
+        self.rounds += len(result)
+        self.drafted += sum(result)
         self.accepted += sum(right)
-        self.per_position += [0] * (max(made, default=0) - len(self.per_position))
+        self.per_position += [0] * (max(result, default=0) - len(self.per_position))
         for n in right:
             for place in range(n):
                 self.per_position[place] += 1

@@ -69,9 +69,9 @@ class GuardedDrafter(Drafter):
             )  # fmt: skip
             return nothing
 
-    def _cut(self, made: Proposals, most: I32) -> Proposals:
+    def _cut(self, result: Proposals, most: I32) -> Proposals:
         """The proposals that a step can verify. ValueError for arrays that do not belong together."""
-        tokens, counts = np.asarray(made.tokens), np.asarray(made.counts)
+        tokens, counts = np.asarray(result.tokens), np.asarray(result.counts)
         for name, array in (("tokens", tokens), ("counts", counts)):
             if array.ndim != 1 or array.dtype.kind not in "iu":
                 raise ValueError(f"{name}: {array.dtype}{list(array.shape)} is no list of whole numbers")
@@ -80,7 +80,7 @@ class GuardedDrafter(Drafter):
             raise ValueError(f"counts: {counts.size} of {most.size} sequences, for {tokens.size} tokens in all")
         known = not tokens.size or (tokens.min() >= 0 and tokens.max() < self._vocab)
         if known and all(n <= m for n, m in zip(each, most.tolist(), strict=True)):
-            return made
+            return result
         valid = (tokens >= 0) & (tokens < self._vocab)
         ends = np.cumsum(counts)
         drafts, fits = np.split(tokens, ends[:-1]), np.split(valid, ends[:-1])

@@ -163,10 +163,10 @@ class SuffixDrafter(Drafter):
 
     def __init__(self, config: SpeculationConfig, slots: Slots) -> None:
         super().__init__(config, slots)
-        asked = config.options
-        self._depth, self._factor, self._least = asked[DEPTH], asked[FACTOR], asked[LEAST]
+        requested = config.options
+        self._depth, self._factor, self._least = requested[DEPTH], requested[FACTOR], requested[LEAST]
         self._sizes = tuple(sorted({min(LONG, self._depth), min(SHORT, self._depth)}, reverse=True))
-        self.outputs = _Outputs(self._sizes, asked[REQUESTS])
+        self.outputs = _Outputs(self._sizes, requested[REQUESTS])
         self._sequences: dict[int, _Sequence] = {}
 
     def propose(self, slots: I32, most: I32) -> Proposals:

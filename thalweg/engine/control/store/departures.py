@@ -101,9 +101,9 @@ class StoreSaves:
         for place in reversed(mine):
             self._queued.move_to_end(place, last=False)
         call = self._saves[-1][0] if self._saves else None
-        made = Urgent(set(mine), self._copies[-1] if self._copies else None, call)
-        self._urgent.append(made)
-        return made
+        result = Urgent(set(mine), self._copies[-1] if self._copies else None, call)
+        self._urgent.append(result)
+        return result
 
     def flush(self) -> None:
         """Start the copies that must precede the next step, and a few more."""

@@ -42,10 +42,10 @@ class DiskStore(Store):
 
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> list[str]:
-        said = {OTHER_NAMES.get(name, name): value for name, value in options.items()}
-        unknown = said.keys() - {FOLDER, LIMIT}
+        settings = {OTHER_NAMES.get(name, name): value for name, value in options.items()}
+        unknown = settings.keys() - {FOLDER, LIMIT}
         problems = [f"{name!r:.60} is not supported; this store has {FOLDER} and {LIMIT}" for name in unknown]
-        folder, limit = said.get(FOLDER), said.get(LIMIT)
+        folder, limit = settings.get(FOLDER), settings.get(LIMIT)
         if not isinstance(folder, str) or not os.path.isabs(folder):
             problems.append(f"{FOLDER}: must be an absolute path, not {folder!r:.60}")
         if type(limit) is not int or limit < 1:
@@ -56,12 +56,12 @@ class DiskStore(Store):
     def open(cls, options: Mapping[str, Any]) -> Self:
         if problems := cls.check(options):
             raise ConfigError(*problems)
-        said = {OTHER_NAMES.get(name, name): value for name, value in options.items()}
-        folder = Path(said[FOLDER])
+        settings = {OTHER_NAMES.get(name, name): value for name, value in options.items()}
+        folder = Path(settings[FOLDER])
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryFile(dir=folder):
-                return cls(folder, said[LIMIT])
+                return cls(folder, settings[LIMIT])
         except OSError as e:
             raise ConfigError(f"kv_transfer_config: {FOLDER}: nothing can be written to {folder}: {e.strerror or e}") from None
 

@@ -122,18 +122,18 @@ def _speech(inputs: BuildInputs) -> SpeechConfig | None:
 
 def _start(generation: dict[str, Any], vocab: int) -> tuple[int, ...]:
     """The first token of transcripts, and the one that the file forces after it."""
-    said = {"decoder_start_token_id": generation.get("decoder_start_token_id", 1)}
+    defaults = {"decoder_start_token_id": generation.get("decoder_start_token_id", 1)}
     if (forced := generation.get("forced_bos_token_id")) is not None:
-        said["forced_bos_token_id"] = forced
-    return tuple(i for key, id in said.items() for i in _token_ids({key: [id]}, key, vocab))
+        defaults["forced_bos_token_id"] = forced
+    return tuple(i for key, id in defaults.items() for i in _token_ids({key: [id]}, key, vocab))
 
 
 def _source(inputs: BuildInputs) -> SourceConfig | None:
     spec = inputs.spec.text
     if spec is None:
         return None
-    said = {k: v for k, v in generation_defaults(inputs.path).items() if v is not None}
-    generation = {**inputs.hf, **said}
+    defaults = {k: v for k, v in generation_defaults(inputs.path).items() if v is not None}
+    generation = {**inputs.hf, **defaults}
     vocab, start = inputs.facts.vocab, ("decoder_start_token_id", "bos_token_id")
     first = next((generation[key] for key in start if generation.get(key) is not None), None)
     if first is None:

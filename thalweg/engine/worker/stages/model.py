@@ -128,16 +128,16 @@ def _make_proposer(
             "tensor_parallel_size"
         )
     args = inputs.args
-    made: Proposer = import_attribute(where).of(
+    result: Proposer = import_attribute(where).of(
         ProposerSetup(
             model=model, binder=binder, config=config, attention=_select_draft_attention(inputs, config.method),
             mesh=_mesh(inputs), max_len=max_len, block_tokens=block_tokens, load_format=args.load_format, seed=args.seed,
             draft=inputs.draft, ranks=inputs.ranks,
         )
     )  # fmt: skip
-    if made.taps:
-        logger.info("speculation: %s reads hidden states after %s", config.method, describe_places(made.taps))
-    return made
+    if result.taps:
+        logger.info("speculation: %s reads hidden states after %s", config.method, describe_places(result.taps))
+    return result
 
 
 def _select_draft_attention(inputs: BuildInputs, method: str) -> Sequence[AttentionBackend]:

@@ -32,34 +32,34 @@ def audio_config(config: Config) -> Config:
 
 def qwen2_audio(config: Config) -> AudioSpec:
     """Neighbours are averaged before the last norm."""
-    said = audio_config(config)
-    hidden = size(said, "d_model", 1280)
+    section = audio_config(config)
+    hidden = size(section, "d_model", 1280)
     projector = ProjectorSpec(
         root="model.", group=2, join="mean", after=(LayerNorm(f"{TOWER}layer_norm", hidden, EPS),),
         steps=(ProjectorLayer("multi_modal_projector.linear", hidden, hidden_size(config), True),),
     )  # fmt: skip
-    return _whisper(said, hidden, projector, learned=True)
+    return _whisper(section, hidden, projector, learned=True)
 
 
 def voxtral(config: Config) -> AudioSpec:
     """Neighbours are joined, as many as the encoder's inner size has room for."""
-    said = audio_config(config)
-    hidden, text = size(said, "d_model", 1280), hidden_size(config)
+    section = audio_config(config)
+    hidden, text = size(section, "d_model", 1280), hidden_size(config)
     projector = ProjectorSpec(
-        root="model.", group=downsample_factor(said), before=LayerNorm(f"{TOWER}layer_norm", hidden, EPS),
+        root="model.", group=downsample_factor(section), before=LayerNorm(f"{TOWER}layer_norm", hidden, EPS),
         steps=(
-            ProjectorLayer("multi_modal_projector.linear_1", hidden * downsample_factor(said), text, False,
+            ProjectorLayer("multi_modal_projector.linear_1", hidden * downsample_factor(section), text, False,
                  act(outer_config(config), "projector_hidden_act", "gelu")),
             ProjectorLayer("multi_modal_projector.linear_2", text, text, False),
         ),
     )  # fmt: skip
-    return _whisper(said, hidden, projector, learned=True)
+    return _whisper(section, hidden, projector, learned=True)
 
 
 def audio_flamingo3(config: Config) -> AudioSpec:
     """As Qwen2-Audio's, with two layers behind it."""
-    said, around = audio_config(config), outer_config(config)
-    hidden, text, bias = size(said, "d_model", 1280), hidden_size(config), flag(around, "projector_bias", True)
+    section, around = audio_config(config), outer_config(config)
+    hidden, text, bias = size(section, "d_model", 1280), hidden_size(config), flag(around, "projector_bias", True)
     projector = ProjectorSpec(
         root="model.", group=2, join="mean", after=(LayerNorm(f"{TOWER}layer_norm", hidden, EPS),),
         steps=(
@@ -67,43 +67,43 @@ def audio_flamingo3(config: Config) -> AudioSpec:
             ProjectorLayer("multi_modal_projector.linear_2", text, text, bias),
         ),
     )  # fmt: skip
-    return _whisper(said, hidden, projector, learned=True)
+    return _whisper(section, hidden, projector, learned=True)
 
 
 def glm_asr(config: Config) -> AudioSpec:
     """Half of each head turns by its place, and as many neighbours are joined as the inner size has room for."""
-    said = audio_config(config)
+    section = audio_config(config)
     hidden, heads, inner = (
-        size(said, "d_model", 1280),
-        size(said, "encoder_attention_heads", 20),
-        size(said, "encoder_ffn_dim", 5120),
+        size(section, "d_model", 1280),
+        size(section, "encoder_attention_heads", 20),
+        size(section, "encoder_ffn_dim", 5120),
     )
-    rope = said.get("rope_parameters") if isinstance(said.get("rope_parameters"), dict) else said
+    rope = section.get("rope_parameters") if isinstance(section.get("rope_parameters"), dict) else section
     share = real(rope, "partial_rotary_factor", default=0.5)  # type: ignore[arg-type]
     mixer = sees_all(heads, hidden, bias=True, key_bias=False, out_bias=True)
     turned = Rope({"rope_type": "default", "rope_theta": 1e4}, int(mixer.head_dim * share), 1, given=True)
     layer = Layer(
-        replace(mixer, rope=turned, kv_heads=size(said, "num_key_value_heads", heads)),
-        UngatedMLP(inner=inner, act=act(said, "hidden_act", "gelu"), bias=True),
+        replace(mixer, rope=turned, kv_heads=size(section, "num_key_value_heads", heads)),
+        UngatedMLP(inner=inner, act=act(section, "hidden_act", "gelu"), bias=True),
         Norms(mixer=LayerNorm("input_layernorm", hidden, EPS), ffn=LayerNorm("post_attention_layernorm", hidden, EPS)),
     )  # fmt: skip
     text, name = hidden_size(config), "multi_modal_projector.linear_"
     projector = ProjectorSpec(
-        root="model.", group=downsample_factor(said), before=LayerNorm(f"{TOWER}norm", hidden, EPS),
+        root="model.", group=downsample_factor(section), before=LayerNorm(f"{TOWER}norm", hidden, EPS),
         steps=(
             ProjectorLayer(f"{name}1", inner, 2 * text, True, act(outer_config(config), "projector_hidden_act", "gelu")),
             ProjectorLayer(f"{name}2", 2 * text, text, True),
         ),
     )  # fmt: skip
     return AudioSpec(
-        bins=_bins(said), hidden=hidden, layers=(layer,) * integer(said, "encoder_layers", default=32),
-        projector=projector, convs=(Conv("conv1", _bins(said), hidden, 1), Conv("conv2", hidden, hidden, 2)),
+        bins=_bins(section), hidden=hidden, layers=(layer,) * integer(section, "encoder_layers", default=32),
+        projector=projector, convs=(Conv("conv1", _bins(section), hidden, 1), Conv("conv2", hidden, hidden, 2)),
     )  # fmt: skip
 
 
-def downsample_factor(said: Config) -> int:
-    """Neighbours in one vector of Voxtral's projector. said: `audio_config`."""
-    hidden, inner = size(said, "d_model", 1280), size(said, "encoder_ffn_dim", 5120)
+def downsample_factor(section: Config) -> int:
+    """Neighbours in one vector of Voxtral's projector. section: `audio_config`."""
+    hidden, inner = size(section, "d_model", 1280), size(section, "encoder_ffn_dim", 5120)
     if inner % hidden:
         raise CheckpointError(
             f"config.json: audio_config: intermediate_size ({inner}) is no multiple of hidden_size ({hidden})"
@@ -113,62 +113,66 @@ def downsample_factor(said: Config) -> int:
 
 def qwen2_5_omni(config: Config) -> AudioSpec:
     """Sinusoidal positions, counted from 0 in each chunk, and no attention between chunks."""
-    said = audio_config(config)
-    hidden = size(said, "d_model", 1280)
+    section = audio_config(config)
+    hidden = size(section, "d_model", 1280)
     projector = ProjectorSpec(
         root=f"model.{TOWER}", group=2, join="mean", after=(LayerNorm("ln_post", hidden, EPS),),
-        steps=(ProjectorLayer("proj", hidden, _out(config, said), True),),
+        steps=(ProjectorLayer("proj", hidden, _out(config, section), True),),
     )  # fmt: skip
-    return _whisper(said, hidden, projector, learned=False)
+    return _whisper(section, hidden, projector, learned=False)
 
 
 def qwen3(config: Config, within: bool = True) -> AudioSpec:
     """Three convolutions over time and frequency. within: the last layers belong to the encoder itself."""
-    said = audio_config(config)
-    hidden, channels, bins = size(said, "d_model", 1280), size(said, "downsample_hidden_size", 480), _bins(said)
+    section = audio_config(config)
+    hidden, channels, bins = size(section, "d_model", 1280), size(section, "downsample_hidden_size", 480), _bins(section)
     names = ("proj1", "proj2") if within else ("linear_1", "linear_2")
     names = tuple(f"{TOWER if within else 'multi_modal_projector.'}{name}" for name in names)  # type: ignore[assignment]
-    function = act(said, "activation_function", "gelu")
+    function = act(section, "activation_function", "gelu")
     projector = ProjectorSpec(
         root="model.", before=LayerNorm(f"{TOWER}ln_post", hidden, EPS),
-        steps=(ProjectorLayer(names[0], hidden, hidden, True, function), ProjectorLayer(names[1], hidden, _out(config, said),
+        steps=(ProjectorLayer(names[0], hidden, hidden, True, function), ProjectorLayer(names[1], hidden, _out(config, section),
         True)),
     )  # fmt: skip
     high = bins
     for _ in range(3):
         high = -(-high // 2)
     return AudioSpec(
-        bins=bins, hidden=hidden, layers=_layers(said, hidden, key_bias=True), projector=projector,
+        bins=bins, hidden=hidden, layers=_layers(section, hidden, key_bias=True), projector=projector,
         convs=tuple(Conv(f"conv2d{i}", 1 if i == 1 else channels, channels, 2, flat=True) for i in (1, 2, 3)),
         out=ProjectorLayer("conv_out", channels * high, hidden),
     )  # fmt: skip
 
 
-def _whisper(said: Config, hidden: int, projector: ProjectorSpec, learned: bool) -> AudioSpec:
-    more = {"places": "embed_positions", "rows": size(said, "max_source_positions", SOURCES)} if learned else {"masked": True}
+def _whisper(section: Config, hidden: int, projector: ProjectorSpec, learned: bool) -> AudioSpec:
+    more = (
+        {"places": "embed_positions", "rows": size(section, "max_source_positions", SOURCES)} if learned else {"masked": True}
+    )
     return AudioSpec(
-        bins=_bins(said), hidden=hidden, layers=_layers(said, hidden, key_bias=False), projector=projector,
-        convs=(Conv("conv1", _bins(said), hidden, 1), Conv("conv2", hidden, hidden, 2)), **more,
+        bins=_bins(section), hidden=hidden, layers=_layers(section, hidden, key_bias=False), projector=projector,
+        convs=(Conv("conv1", _bins(section), hidden, 1), Conv("conv2", hidden, hidden, 2)), **more,
     )  # fmt: skip
 
 
-def _layers(said: Config, hidden: int, key_bias: bool) -> tuple[Layer, ...]:
+def _layers(section: Config, hidden: int, key_bias: bool) -> tuple[Layer, ...]:
     layer = Layer(
         sees_all(
-            size(said, "encoder_attention_heads", 20), hidden, bias=True, key_bias=key_bias, out_bias=True, out="out_proj"
+            size(section, "encoder_attention_heads", 20), hidden, bias=True, key_bias=key_bias, out_bias=True, out="out_proj"
         ),
-        UngatedMLP(inner=size(said, "encoder_ffn_dim", 5120), act=act(said, "activation_function", "gelu"), bias=True, name=""),
+        UngatedMLP(
+            inner=size(section, "encoder_ffn_dim", 5120), act=act(section, "activation_function", "gelu"), bias=True, name=""
+        ),
         Norms(mixer=LayerNorm("self_attn_layer_norm", hidden, EPS), ffn=LayerNorm("final_layer_norm", hidden, EPS)),
     )
-    return (layer,) * integer(said, "encoder_layers", default=32)
+    return (layer,) * integer(section, "encoder_layers", default=32)
 
 
-def _bins(said: Config) -> int:
-    return size(said, "num_mel_bins", BINS)
+def _bins(section: Config) -> int:
+    return size(section, "num_mel_bins", BINS)
 
 
-def _out(config: Config, said: Config) -> int:
-    out = size(said, "output_dim", hidden_size(config))
+def _out(config: Config, section: Config) -> int:
+    out = size(section, "output_dim", hidden_size(config))
     if out != hidden_size(config):
         raise CheckpointError(f"config.json: audio_config: output_dim: {out} is not hidden_size, {hidden_size(config)}")
     return out

@@ -49,11 +49,11 @@ def sees_all(heads: int, hidden: int, *, turned: bool = False, head_dim: int = 0
 
 def feature_layers(config: Config, layers: int, default: int) -> tuple[int, ...]:
     """Layers to read, counted from 1. `vision_feature_layer` counts hidden states, one more than layers."""
-    said = outer_config(config).get("vision_feature_layer", default)
-    found = said if isinstance(said, list) and said else [said]
+    section = outer_config(config).get("vision_feature_layer", default)
+    found = section if isinstance(section, list) and section else [section]
     if any(isinstance(n, bool) or not isinstance(n, int) or not -layers <= n <= layers or n == 0 for n in found):
         raise UnsupportedModelError(
-            f"config.json: vision_feature_layer: {said!r:.40} is not supported by this version: give layers from 1 to "
+            f"config.json: vision_feature_layer: {section!r:.40} is not supported by this version: give layers from 1 to "
             f"{layers}, or negative ones from the last; --language-model-only serves the text part"
         )
     return tuple(n if n > 0 else layers + 1 + n for n in found)

@@ -19,14 +19,14 @@ def vectors(config: Config) -> int:
 
 
 def gemma3(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    said = vision_config(config)
-    hidden, side = size(said, "hidden_size", 1152), size(said, "image_size", 896) // size(said, "patch_size", 14)
+    section = vision_config(config)
+    hidden, side = size(section, "hidden_size", 1152), size(section, "image_size", 896) // size(section, "patch_size", 14)
     each = math.isqrt(vectors(config))
     if each**2 != vectors(config) or side % each:
         raise CheckpointError(f"config.json: mm_tokens_per_image: {vectors(config)} are no square that divides {side} x {side}")
     projector = ProjectorSpec(
         root="model.multi_modal_projector.", group=(side // each) ** 2, join="mean",
-        after=(Norm("mm_soft_emb_norm", hidden, real(said, "layer_norm_eps", default=1e-6), offset=1.0),),
+        after=(Norm("mm_soft_emb_norm", hidden, real(section, "layer_norm_eps", default=1e-6), offset=1.0),),
         steps=(ProjectorLayer("mm_input_projection", hidden, hidden_size(config), turned=True),),
     )  # fmt: skip
-    return encoder(config, size(said, "num_hidden_layers", 27), projector, normed=True)
+    return encoder(config, size(section, "num_hidden_layers", 27), projector, normed=True)

@@ -18,44 +18,44 @@ OCR = {"hidden_size": 1024, "out_hidden_size": 1536, "num_heads": 16, "intermedi
 def glm_ocr(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """The merger's inner size follows the channels of a pixel, the layers' that of the file."""
     config = with_defaults(config, **OCR)
-    said = vision_config(config)
+    section = vision_config(config)
     inner, out, bias = (
-        size(said, "intermediate_size", 4096),
-        size(said, "out_hidden_size", 1536),
-        flag(said, "attention_bias", True),
+        size(section, "intermediate_size", 4096),
+        size(section, "out_hidden_size", 1536),
+        flag(section, "attention_bias", True),
     )
-    made, unread = glm4v(config, inner=out * size(said, "in_channels", 3))
-    each = made.layers[0]
-    mixer = replace(each.mixer, norm=HeadNorm(real(said, "rms_norm_eps", default=EPS)), out_bias=bias)  # type: ignore[type-var]
-    each = replace(each, mixer=mixer, ffn=MLP(inner=inner, act=act(said, "hidden_act", "silu"), bias=bias))
-    return replace(made, layers=(each,) * len(made.layers), places="", rows=0, embedded=None), unread
+    result, unread = glm4v(config, inner=out * size(section, "in_channels", 3))
+    each = result.layers[0]
+    mixer = replace(each.mixer, norm=HeadNorm(real(section, "rms_norm_eps", default=EPS)), out_bias=bias)  # type: ignore[type-var]
+    each = replace(each, mixer=mixer, ffn=MLP(inner=inner, act=act(section, "hidden_act", "silu"), bias=bias))
+    return replace(result, layers=(each,) * len(result.layers), places="", rows=0, embedded=None), unread
 
 
 def glm5_next(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
     """GLM-OCR's with clipped gates, and with the merger's inner size in the file."""
-    made, unread = glm_ocr(config)
-    said = vision_config(config)
-    limit, inner = real(said, "swiglu_limit", 1e-3, 1e6, default=10.0), size(said, "projection_intermediate_size", 10_240)
-    down, first, gate, last = made.projector.steps
+    result, unread = glm_ocr(config)
+    section = vision_config(config)
+    limit, inner = real(section, "swiglu_limit", 1e-3, 1e6, default=10.0), size(section, "projection_intermediate_size", 10_240)
+    down, first, gate, last = result.projector.steps
     steps = (down, first, replace(gate, outputs=inner, limit=limit), replace(last, inputs=inner))
-    each = made.layers[0]
+    each = result.layers[0]
     assert isinstance(each.ffn, MLP)
-    layers = (replace(each, ffn=replace(each.ffn, clamp=limit)),) * len(made.layers)
-    return replace(made, layers=layers, projector=replace(made.projector, steps=steps)), unread
+    layers = (replace(each, ffn=replace(each.ffn, clamp=limit)),) * len(result.layers)
+    return replace(result, layers=layers, projector=replace(result.projector, steps=steps)), unread
 
 
 def glm4v(config: Config, inner: int = 0) -> tuple[VisionSpec, tuple[str, ...]]:
     """inner: of the merger; 0 = as the file says."""
-    said = vision_config(config)
+    section = vision_config(config)
     hidden, patch, out = (
-        size(said, key, default) for key, default in (("hidden_size", 1536), ("patch_size", 14), ("out_hidden_size", 4096))
+        size(section, key, default) for key, default in (("hidden_size", 1536), ("patch_size", 14), ("out_hidden_size", 4096))
     )
-    e, merge = real(said, "rms_norm_eps", default=EPS), integer(said, "spatial_merge_size", default=2)
-    gate, inner = act(said, "hidden_act", "silu"), inner or size(said, "intermediate_size", 13_696)
+    e, merge = real(section, "rms_norm_eps", default=EPS), integer(section, "spatial_merge_size", default=2)
+    gate, inner = act(section, "hidden_act", "silu"), inner or size(section, "intermediate_size", 13_696)
     each = Layer(
         sees_all(
-            size(said, "num_heads", 12), hidden, turned=True, name="attn", fused="qkv", out="proj",
-            bias=flag(said, "attention_bias", False),
+            size(section, "num_heads", 12), hidden, turned=True, name="attn", fused="qkv", out="proj",
+            bias=flag(section, "attention_bias", False),
         ),
         MLP(inner=out, act=gate),
         Norms(mixer=Norm("norm1", hidden, e), ffn=Norm("norm2", hidden, e)),
@@ -67,9 +67,9 @@ def glm4v(config: Config, inner: int = 0) -> tuple[VisionSpec, tuple[str, ...]]:
         ProjectorLayer("merger.down_proj", inner, hidden_size(config)),
     )  # fmt: skip
     return VisionSpec(
-        hidden=hidden, layers=(each,) * size(said, "depth", 24), patch="patch_embed.proj", patch_bias=True,
-        kernel=(size(said, "in_channels", 3), size(said, "temporal_patch_size", 2), patch, patch), root="model.visual.",
-        layer="blocks.{}.", places="embeddings.position_embedding", rows=(size(said, "image_size", 336) // patch) ** 2,
+        hidden=hidden, layers=(each,) * size(section, "depth", 24), patch="patch_embed.proj", patch_bias=True,
+        kernel=(size(section, "in_channels", 3), size(section, "temporal_patch_size", 2), patch, patch), root="model.visual.",
+        layer="blocks.{}.", places="embeddings.position_embedding", rows=(size(section, "image_size", 336) // patch) ** 2,
         embedded=Norm("post_conv_layernorm", hidden, e), leave=Norm("post_layernorm", hidden, e),
         projector=ProjectorSpec(root="model.visual.", group=merge**2, join="channels", steps=steps),
     ), ()  # fmt: skip

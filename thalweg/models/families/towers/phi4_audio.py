@@ -11,27 +11,27 @@ from thalweg.models.spec import WindowConformerSpec
 
 def read_audio(config: Config) -> WindowConformerSpec:
     """Of `audio_config`."""
-    said = read_settings(config)
-    hidden, heads = size(said, "hidden_size", 1024), size(said, "num_attention_heads", 16)
+    section = read_settings(config)
+    hidden, heads = size(section, "hidden_size", 1024), size(section, "num_attention_heads", 16)
     if hidden % heads:
         raise CheckpointError(f"config.json: audio_config: {heads} heads do not divide {hidden}")
-    if said.get("chunk_size", -1) != -1:
+    if section.get("chunk_size", -1) != -1:
         raise UnsupportedModelError("config.json: audio_config: chunk_size: only -1, attention to the whole clip, is supported")
     for key, ours in (("time_reduction", 8), ("downsample_rate", 1)):
-        if said.get(key, ours) != ours:
+        if section.get(key, ours) != ours:
             raise UnsupportedModelError(f"config.json: audio_config: {key}: only {ours} is supported")
-    channels = size(said, "ext_pw_out_channel", 1024)
-    outputs = size(said, "depthwise_separable_out_channel", 1024)
+    channels = size(section, "ext_pw_out_channel", 1024)
+    outputs = size(section, "depthwise_separable_out_channel", 1024)
     if not hidden == channels == outputs:
         raise UnsupportedModelError(
             "config.json: audio_config: ext_pw_out_channel and depthwise_separable_out_channel must equal hidden_size"
         )
     defaults = {"activation": "swish", "conv_glu_type": "swish", "conv_activation": "swish", "nemo_activation": "relu"}
-    first, glu, behind, before = (act(said, key, default) for key, default in defaults.items())
+    first, glu, behind, before = (act(section, key, default) for key, default in defaults.items())
     return WindowConformerSpec(
-        bins=size(said, "input_size", 80), hidden=hidden, layers=size(said, "num_blocks", 24), heads=heads,
-        inner=size(said, "intermediate_size", 1536), acts=(first, glu, behind, before), channels=channels,
-        multiple=integer(said, "depthwise_multiplier", high=64, default=1), outputs=outputs,
-        kernel=size(said, "kernel_size", 3), first=size(said, "nemo_conv_channels", 1024), halvings=3,
-        reach=size(said, "bias_max_distance", 1000), symmetric=flag(said, "bias_symmetric", False),
+        bins=size(section, "input_size", 80), hidden=hidden, layers=size(section, "num_blocks", 24), heads=heads,
+        inner=size(section, "intermediate_size", 1536), acts=(first, glu, behind, before), channels=channels,
+        multiple=integer(section, "depthwise_multiplier", high=64, default=1), outputs=outputs,
+        kernel=size(section, "kernel_size", 3), first=size(section, "nemo_conv_channels", 1024), halvings=3,
+        reach=size(section, "bias_max_distance", 1000), symmetric=flag(section, "bias_symmetric", False),
     )  # fmt: skip

@@ -14,15 +14,15 @@ EPS = 1e-5
 
 def pixtral(config: Config, merges: bool) -> tuple[VisionSpec, tuple[str, ...]]:
     """merges: patches are normed and merged before they are projected."""
-    said = vision_config(config)
+    section = vision_config(config)
     hidden, patch, heads = (
-        size(said, key, default) for key, default in (("hidden_size", 1024), ("patch_size", 16), ("num_attention_heads", 16))
+        size(section, key, default) for key, default in (("hidden_size", 1024), ("patch_size", 16), ("num_attention_heads", 16))
     )
-    layers = size(said, "num_hidden_layers", 24)
+    layers = size(section, "num_hidden_layers", 24)
     each = Layer(
-        sees_all(heads, hidden, turned=True, head_dim=size(said, "head_dim", hidden // heads), name="attention"),
+        sees_all(heads, hidden, turned=True, head_dim=size(section, "head_dim", hidden // heads), name="attention"),
         MLP(
-            inner=size(said, "intermediate_size", 4096), act=act(said, "hidden_act", "gelu"),
+            inner=size(section, "intermediate_size", 4096), act=act(section, "hidden_act", "gelu"),
             name="feed_forward",
         ),
         Norms(mixer=Norm("attention_norm", hidden, EPS), ffn=Norm("ffn_norm", hidden, EPS)),
@@ -39,9 +39,9 @@ def pixtral(config: Config, merges: bool) -> tuple[VisionSpec, tuple[str, ...]]:
     run, *more = feature_layers(config, layers, -1)
     if more:
         raise UnsupportedModelError("config.json: vision_feature_layer: this version supports one layer of this encoder")
-    made = VisionSpec(
+    result = VisionSpec(
         hidden=hidden, layers=(each,) * run, projector=projector, patch="patch_conv",
-        kernel=(size(said, "num_channels", 3), patch, patch), layer="transformer.layers.{}.",
+        kernel=(size(section, "num_channels", 3), patch, patch), layer="transformer.layers.{}.",
         enter=Norm("ln_pre", hidden, EPS),
     )  # fmt: skip
-    return made, tuple(f"{made.root}{made.layer.format(i)}" for i in range(run, layers))
+    return result, tuple(f"{result.root}{result.layer.format(i)}" for i in range(run, layers))

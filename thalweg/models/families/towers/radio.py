@@ -15,16 +15,21 @@ NAMES = (("vision_model.radio_model.model.", ROOT),)
 STORED = "vision_model.radio_model."
 
 
-def radio(said: Config, projector: ProjectorSpec, normed: bool) -> tuple[VisionSpec, tuple[str, ...]]:
-    """said: `canonical_vision`. normed: the output has a norm without parameters, which files do not contain."""
-    hidden, patch, e = size(said, "hidden_size", 1280), size(said, "patch_size", 16), real(said, "layer_norm_eps", default=1e-6)
-    if flag(said, "use_swiglu_ffn", False):
+def radio(section: Config, projector: ProjectorSpec, normed: bool) -> tuple[VisionSpec, tuple[str, ...]]:
+    """section: `canonical_vision`. normed: the output has a norm without parameters, which files do not contain."""
+    hidden, patch, e = (
+        size(section, "hidden_size", 1280),
+        size(section, "patch_size", 16),
+        real(section, "layer_norm_eps", default=1e-6),
+    )
+    if flag(section, "use_swiglu_ffn", False):
         raise UnsupportedModelError("config.json: vision_config: use_swiglu_ffn: true is not supported")
-    bias, scaled = flag(said, "qkv_bias", True), "layerscale_value" in said
+    bias, scaled = flag(section, "qkv_bias", True), "layerscale_value" in section
     inner = UngatedMLP(
-        inner=int(hidden * real(said, "mlp_ratio", 0.01, 100, default=4.0)), bias=True, act=act(said, "hidden_act", "gelu")
+        inner=int(hidden * real(section, "mlp_ratio", 0.01, 100, default=4.0)), bias=True,
+        act=act(section, "hidden_act", "gelu")
     )  # fmt: skip
-    heads = size(said, "num_attention_heads", 16)
+    heads = size(section, "num_attention_heads", 16)
     after: list[AnyNorm | None] = [Scale(f"layer_scale{i}.lambda1", hidden) if scaled else None for i in (1, 2)]
     each = Layer(
         sees_all(hidden=hidden, heads=heads, name="attn", fused="qkv", out="proj", bias=bias, out_bias=True), inner,
@@ -32,12 +37,12 @@ def radio(said: Config, projector: ProjectorSpec, normed: bool) -> tuple[VisionS
             mixer=LayerNorm("norm1", hidden, e), mixer_out=after[0], ffn=LayerNorm("norm2", hidden, e), ffn_out=after[1]
         ),
     )  # fmt: skip
-    first, channels = prefix_rows(said), size(said, "num_channels", 3)
-    frames = integer(said, "video_temporal_patch_size", high=16) if said.get("video_temporal_patch_size") else 0
+    first, channels = prefix_rows(section), size(section, "num_channels", 3)
+    frames = integer(section, "video_temporal_patch_size", high=16) if section.get("video_temporal_patch_size") else 0
     return VisionSpec(
-        hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 32), projector=projector, root=ROOT,
+        hidden=hidden, layers=(each,) * size(section, "num_hidden_layers", 32), projector=projector, root=ROOT,
         patch="patch_generator.embedder", kernel=(channels * patch**2,), layer="blocks.{}.",
-        places="patch_generator.pos_embed", rows=first + table_side(said) ** 2, stacks=1,
+        places="patch_generator.pos_embed", rows=first + table_side(section) ** 2, stacks=1,
         prefix=("patch_generator.cls_token.token", first),
         video=("patch_generator.video_embedder", frames * channels * patch**2) if frames else ("", 0),
         leave=LayerNorm("norm", hidden, e, bias=False, weight=False) if normed else None,

@@ -18,19 +18,23 @@ INSIDE = (
 
 
 def step3(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
-    said = vision_config(config)
-    said = {**said, **{new: said[old] for old, new in SHORT.items() if old in said}}
-    hidden, patch, e = size(said, "hidden_size", 1536), size(said, "patch_size", 14), real(said, "layer_norm_eps", default=1e-5)
+    section = vision_config(config)
+    section = {**section, **{new: section[old] for old, new in SHORT.items() if old in section}}
+    hidden, patch, e = (
+        size(section, "hidden_size", 1536),
+        size(section, "patch_size", 14),
+        real(section, "layer_norm_eps", default=1e-5),
+    )
     mixer = sees_all(
-        size(said, "num_attention_heads", 16), hidden, turned=True, name="attn", fused="in_proj", out="out_proj", bias=True,
+        size(section, "num_attention_heads", 16), hidden, turned=True, name="attn", fused="in_proj", out="out_proj", bias=True,
         out_bias=True,
     )  # fmt: skip
     assert mixer.rope is not None
     each = Layer(
         replace(mixer, rope=replace(mixer.rope, interleaved=True)),
         UngatedMLP(
-            inner=int(hidden * real(said, "mlp_ratio", 0.01, 100, default=8960 / 1536)), bias=True,
-            act=act(said, "hidden_act", "quick_gelu"), up="c_fc", down="c_proj",
+            inner=int(hidden * real(section, "mlp_ratio", 0.01, 100, default=8960 / 1536)), bias=True,
+            act=act(section, "hidden_act", "quick_gelu"), up="c_fc", down="c_proj",
         ),
         Norms(
             mixer=LayerNorm("ln_1", hidden, e), mixer_out=Scale("ls_1.gamma", hidden), ffn=LayerNorm("ln_2", hidden, e),
@@ -44,9 +48,10 @@ def step3(config: Config) -> tuple[VisionSpec, tuple[str, ...]]:
         ProjectorLayer("vit_large_projector", 4 * hidden, hidden_size(config), bias),
     )  # fmt: skip
     return VisionSpec(
-        hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 47), patch="conv1", root=TOWER,
-        kernel=(size(said, "num_channels", 3), patch, patch), layer="transformer.resblocks.{}.", places="positional_embedding",
-        rows=(size(said, "image_size", 728) // patch) ** 2, enter=LayerNorm("ln_pre", hidden, e),
+        hidden=hidden, layers=(each,) * size(section, "num_hidden_layers", 47), patch="conv1", root=TOWER,
+        kernel=(size(section, "num_channels", 3), patch, patch), layer="transformer.resblocks.{}.",
+        places="positional_embedding",
+        rows=(size(section, "image_size", 728) // patch) ** 2, enter=LayerNorm("ln_pre", hidden, e),
         projector=ProjectorSpec(root="model.", group=81, padded=True, join="channels", steps=steps),
     ), ()  # fmt: skip
 
