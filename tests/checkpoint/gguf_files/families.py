@@ -19,6 +19,7 @@ from recipes import (
     common,
     correction,
     delta_keys,
+    dots1,
     falcon,
     falcon_h1,
     gemma3n,
@@ -36,8 +37,10 @@ from recipes import (
     hybrid_keys,
     jamba,
     jamba_keys,
+    joint_qkv,
     lfm2,
     lfm2_keys,
+    llama3_factors,
     llama4,
     mamba_first,
     mamba_keys,
@@ -52,9 +55,11 @@ from recipes import (
     qwen_next,
     qwen_tiled,
     raised,
+    stablelm,
     turned,
     turning,
     windows,
+    xielu,
 )
 from safetensors.numpy import load_file
 from zoo import ALL, SMALL, make_tokenizer, save
@@ -73,6 +78,10 @@ class Family:
     edits: Mapping[str, Any] = field(default_factory=dict)
     """Of the configuration of the zoo's model."""
     extra: Callable[[Config], Mapping[str, np.ndarray]] = lambda c: {}
+    together: Callable[[dict[str, np.ndarray], Config], Mapping[str, Any]] = lambda tensors, c: {}
+    """Changes the tensors of a whole model, and returns keys for them, without the prefix of the architecture."""
+    source: str = ""
+    """The zoo's model, if not the one of this name."""
 
 
 _LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
@@ -143,12 +152,28 @@ FAMILIES: dict[str, Family] = {
     "falcon-40b": Family("falcon", lambda c: {
         "context_length": 2048, "feed_forward_length": 4 * c["hidden_size"], "attention.head_count_kv": c["num_kv_heads"]},
         falcon),
+    "arcee": Family("arcee", change=turned),
+    "nemotron": Family("nemotron", lambda c: {
+        "attention.layer_norm_epsilon": c["norm_eps"], "rope.scaling.type": "none", **turning(c, 0.5)}, raised),
+    "olmo": Family("olmo", lambda c: {"attention.layer_norm_epsilon": 1e-5}, turned),
+    "olmo-clipped": Family("olmo", lambda c: {
+        "attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": c["clip_qkv"]}, turned),
+    "stablelm": Family("stablelm", lambda c: {"use_parallel_residual": False, **turning(c, 0.25)}),
+    "stablelm-12b": Family("stablelm", lambda c: {"use_parallel_residual": True, **turning(c, 0.25)}, stablelm),
+    "apertus": Family("apertus", extra=llama3_factors, together=xielu),
+    "dots1": Family("dots1", lambda c: moe_keys("inner", "glm")(c) | turning(c), dots1, {"sliding_window": None}),
+    # served as a family of the same computation, whose transformers model they are compared with
+    "internlm2": Family("internlm2", change=turned, source="llama"),
+    "exaone": Family("exaone", lambda c: turning(c), extra=llama3_factors, source="llama-3.1"),
+    "minicpm": Family("minicpm", lambda c: {**granite_keys(c), "attention.scale": None}, turned, {
+        "attention_multiplier": 12**-0.5}, source="granite"),
+    "bailingmoe2": Family("bailingmoe2", moe_keys("inner", "glm"), dots1, together=joint_qkv, source="glm4-moe"),
 }  # fmt: skip
 
 
 def make(name: str, directory: Path, **edits: Any) -> Path:
     """The zoo's model of this name, where the converter's files can say all of it."""
-    kind, different = ALL[name]
+    kind, different = ALL[FAMILIES[name].source or name]
     save(kind(**{**SMALL, **different, **FAMILIES[name].edits, **edits}), directory / name)
     make_tokenizer(directory / name)
     return directory / name
@@ -166,10 +191,11 @@ def convert_family(
     family, c = FAMILIES[name], json.loads((source / "config.json").read_text())
     writer = gguf.GGUFWriter(file, family.arch)
     said = common(c) | dict(family.keys(c)) | dict(keys or {})
-    for key, value in said.items():
+    tensors = _stacked(family, c, load_file(source / "model.safetensors"))
+    metadata = {f"{family.arch}.{key}": value for key, value in said.items()} | dict(family.together(tensors, c))
+    for key, value in metadata.items():
         if value is None:
             continue
-        key = f"{family.arch}.{key}"
         if isinstance(value, bool):
             writer.add_bool(key, value)
         elif isinstance(value, list):
@@ -181,7 +207,7 @@ def convert_family(
     byte_vocabulary(writer, source)
     number = next(n for n, known in gguf.MODEL_ARCH_NAMES.items() if known == family.arch)
     table = gguf.get_tensor_name_map(number, said["block_count"])
-    for made, w in _stacked(family, c, load_file(source / "model.safetensors")).items():
+    for made, w in tensors.items():
         known = made if made.startswith("blk.") else table.get_name(made, (".weight", ".bias"))
         assert known is not None, made
         wanted = gguf.GGMLQuantizationType[kind(known) if w.ndim > 1 else "F32"]

@@ -430,3 +430,41 @@ def moe_keys(*names: str) -> Callable[[Config], dict[str, Any]]:
         },
     }  # fmt: skip
     return lambda c: {key: value for name in names for key, value in known[name](c).items()}
+
+
+def stablelm(name: str, w: np.ndarray, c: Config) -> Made:
+    """The norms of all heads in one tensor."""
+    yield name.replace("layernorm.norms.", "layernorm.#."), w
+
+
+def dots1(name: str, w: np.ndarray, c: Config) -> Made:
+    yield from correction(*next(halves(name, w, c)), c) if "gate_up" not in name else halves(name, w, c)
+
+
+def llama3_factors(c: Config) -> dict[str, np.ndarray]:
+    """The divisor of each frequency (Llama 3.1), 1 for short wavelengths."""
+    rope, dim = c["rope_parameters"], head_dim(c)
+    wave = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    smooth = np.clip((rope["original_max_position_embeddings"] / wave - low) / (high - low), 0, 1)
+    return {"rope_freqs.weight": (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)}
+
+
+def xielu(tensors: dict[str, np.ndarray], c: Config) -> dict[str, Any]:
+    """The activation's numbers are arrays of metadata, one entry per layer, and no tensors."""
+    return {
+        f"xielu.{name}": [
+            float(np.ravel(tensors.pop(f"model.layers.{i}.mlp.act_fn.{name}"))[0]) for i in range(c["num_hidden_layers"])
+        ]
+        for name in ("alpha_n", "alpha_p", "beta", "eps")
+    }  # fmt: skip
+
+
+def joint_qkv(tensors: dict[str, np.ndarray], c: Config) -> dict[str, Any]:
+    """q, k and v of a layer in one tensor."""
+    for i in range(c["num_hidden_layers"]):
+        for kind in ("weight", "bias"):
+            names = [f"model.layers.{i}.self_attn.{part}_proj.{kind}" for part in "qkv"]
+            if names[0] in tensors:
+                tensors[f"blk.{i}.attn_qkv.{kind}"] = np.concatenate([tensors.pop(name) for name in names])
+    return {}

@@ -13,6 +13,7 @@ import torch
 from families import FAMILIES, convert_family, make
 from test_models import built, parameters, told
 
+from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.gguf.architectures import TABLE
 from thalweg.checkpoint.gguf.files import GGUFFiles
@@ -57,6 +58,31 @@ def test_text_of_files_is_that_of_their_model(name, tmp_path):
     """Configuration: what keys say, and what they leave out."""
     source = make(name, tmp_path)
     assert told(convert_family(name, source, tmp_path / "m.gguf")) == told(source)
+
+
+SCORED = (
+    "arcee", "nemotron", "olmo", "olmo-clipped", "stablelm", "stablelm-12b", "apertus", "dots1", "internlm2", "exaone",
+    "minicpm", "bailingmoe2",
+)  # fmt: skip
+
+
+def scores(path: Path) -> list[list[dict[int, float]]]:
+    """Per answer and token: log-probabilities of the most likely tokens."""
+    llm = LLM(str(path), device="reference", dtype="float32", max_model_len=64, block_size=4)
+    prompts = [{"prompt_token_ids": np.random.default_rng(n).integers(3, 250, n).tolist()} for n in (5, 17)]
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=8, ignore_eos=True, detokenize=False)
+    answers = [o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)]
+    return [[{token: each.logprob for token, each in place.items()} for place in a.logprobs] for a in answers]
+
+
+@pytest.mark.parametrize("name", SCORED)
+@pytest.mark.slow
+def test_log_probabilities_of_files_are_those_of_their_model(name, tmp_path):
+    source = make(name, tmp_path)
+    mine, theirs = scores(convert_family(name, source, tmp_path / "m.gguf")), scores(source)
+    for found, want in zip(mine, theirs, strict=True):
+        for one, other in zip(found, want, strict=True):
+            assert one == pytest.approx(other, abs=2e-5)
 
 
 def held(path: Path) -> dict[str, str]:
@@ -133,12 +159,30 @@ def keyed(name: str, directory: Path, **said) -> Path:
         ("minimax-m2", {"expert_gating_func": 1}, UnsupportedModelError, r"expert_gating_func: 1 is not read .* 2 \(sigmoid\)"),
         ("granite", {"rope.scaling.finetuned": False}, UnsupportedModelError, "finetuned: Granite with NoPE is not"),
         ("lfm2", {"attention.head_count_kv": [0, 0, 0, 0]}, CheckpointError, "head_count_kv: must be at least 1 in some layer"),
+        ("bailingmoe2", {"expert_shared_feed_forward_length": 7}, UnsupportedModelError, "shared experts of another width"),
         ("lfm2", {"attention.head_count_kv": [0, 2]}, CheckpointError, "head_count_kv: must be a number for each of the 4"),
     ],
 )  # fmt: skip
 def test_what_is_not_read_is_refused_by_key(name, said, error, why, tmp_path):
     with pytest.raises(error, match=why):
         read_config(keyed(name, tmp_path, **said))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "why"),
+    [
+        ("alpha_p", None, CheckpointError, r"xielu.alpha_p: must be a finite number for each of the 2 layers"),
+        ("alpha_n", np.array([0.1], np.float32), CheckpointError, "xielu.alpha_n: must be a finite number for each of the 2"),
+        ("beta", np.array([0.5, 0.7], np.float32), UnsupportedModelError, r"xielu.beta: this version reads 0.5 in every layer"),
+    ],
+)
+def test_numbers_of_an_activation_are_checked(key, value, error, why, tmp_path):
+    files = GGUFFiles(convert_family("apertus", make("apertus", tmp_path), tmp_path / "m.gguf"))
+    files.metadata = {k: v for k, v in files.metadata.items() if k != f"xielu.{key}"}
+    if value is not None:
+        files.metadata |= {f"xielu.{key}": value}
+    with pytest.raises(error, match=why):
+        translated.__wrapped__(files)
 
 
 HOSTILE = [0, 3, -1, 2**31 - 1, "x", True, 1e30, math.inf, np.array([], np.int32), np.array([-5] * 9), np.array([0.5] * 9)]
