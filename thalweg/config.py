@@ -81,6 +81,9 @@ class SourceConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Tokens that must not be sampled."""
     placeholder: int = -1
     """The token of a vector that another encoder computes. -1: there is none."""
+    end: int | None = None
+    """Of a pooling model, whose decoder reads the source too: the last token of this id is where it ends. `start` is () if the
+    source's last token comes first."""
 
 
 USES = {
@@ -132,8 +135,11 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def prompt_limit(self) -> int:
-        """Tokens of the context that a prompt lies in. A text encoder has a separate one."""
-        return self.max_len if self.source is None else self.source.tokens
+        """Tokens of the context that a prompt lies in. A text encoder has a separate one. A prompt of a pooling model lies in
+        both."""
+        if self.source is None:
+            return self.max_len
+        return self.source.tokens if self.pooling is None else min(self.max_len, self.source.tokens)
 
     @property
     def longest_prompt(self) -> int:
@@ -157,7 +163,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
             return (self.pooling.task,)
         each = self.pooling.each
         if self.pooling.task == "classify":
-            return (*(() if each else ("classify", "score")[: 1 + (self.pooling.size == 1)]), "token_classify")
+            whole = () if each else ("classify", "score")[: 1 + (self.pooling.size == 1)]
+            return whole if self.source is not None else (*whole, "token_classify")
         return ("token_embed", "score") if each else ("embed", "score", "token_embed")
 
 

@@ -38,6 +38,8 @@ _TAILS = {
     "ForSequenceClassification": tails.classifier, "ForTokenClassification": tails.of_tokens, "Model": tails.embedder,
 }  # fmt: skip
 """Suffix of an architecture -> the function that adds this tail to the decoder listed as ...ForCausalLM."""
+_CLASSIFIERS = ("BART", "mBART", "PLBart", "MVP", "T5", "mT5", "UMT5")
+"""Text-to-text models with `families.source_classifiers`."""
 Family = Callable[[Mapping[str, Any]], ModelSpec]
 
 
@@ -103,6 +105,11 @@ def family(config: Mapping[str, Any]) -> Family:
     if foreign(config):
         return _fallback_spec
     name, end = _base(architecture(config))
+    if end and config.get("is_encoder_decoder") is True:
+        raise UnsupportedModelError(
+            f"config.json: architectures: {architecture(config)!r:.100}: this text-to-text model's vectors or classes are not "
+            f"implemented; classifiers are served of {', '.join(_CLASSIFIERS)}"
+        )
     tail = _TAILS.get(end) if end else tails.embedder if "pooling" in config and name.endswith(GENERATES) else None
     return _reader(_LIST.load(name), tail)
 

@@ -105,6 +105,16 @@ def _matrix(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, Weigh
     return result | ({"bias": vector(f"{name}.bias", outputs)} if bias else {})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShiftedSource:
+    """The decoder's prompt, of a text-to-text model that pools: the source shifted right, up to its last end token."""
+
+    end: int
+    """The id of this token. The vector is the decoder's state there."""
+    start: int | None
+    """The decoder's first token. None: the source's last, a language for instance."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pooling:
     """A tail that gives a vector per sequence rather than a token, or a number per class."""
@@ -140,6 +150,8 @@ class Pooling:
     """The result is the speech of `ModelSpec.voice`, and no step is run."""
     fills: bool = False
     """Texts are filled up with padding tokens, which other tokens see, to the longest length."""
+    source: ShiftedSource | None = None
+    """Of text-to-text models."""
 
     def __post_init__(self) -> None:
         if self.mode not in POOLING:

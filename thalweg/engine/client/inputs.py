@@ -174,7 +174,10 @@ class InputProcessor:
         text, ids, salt = self._prompts.encode(fields if isinstance(prompt, Mapping) else prompt)
         if pooling.fills and not items:
             ids = self._fill(ids)
-        tokens, inputs = self._arrays(ids, items, None, 1, text)
+        read = ids if self._source is None else self._source.shift(ids)
+        tokens, inputs = self._arrays(read, items, None, 1, text)
+        if self._source is not None:
+            inputs = (self._source.make_input(ids),)
         if utterance is not None:
             inputs = utterance
         if pooling.encoded and items and shape.each:
@@ -182,7 +185,7 @@ class InputProcessor:
         if types is not None:
             tokens += self._vocab * token_types(types, len(ids), pooling.types)
         request = EngineRequest(
-            handle=next(handles), tokens=tokens, prompt_len=len(ids), priority=priority, cache_salt=salt, pool=True,
+            handle=next(handles), tokens=tokens, prompt_len=len(read), priority=priority, cache_salt=salt, pool=True,
             encode_only=utterance is not None,
             inputs=inputs, sampling=TokenSampling(max_tokens=1, each_token=shape.each),
             read_prefix_cache=pooling.caches and not shape.each and not params.skip_reading_prefix_cache,

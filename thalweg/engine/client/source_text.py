@@ -62,6 +62,18 @@ class SourceReader:
         check_ids(DECODER, ids, self._vocab)
         return list(ids)
 
+    def shift(self, ids: Sequence[int]) -> list[int]:
+        """The decoder's prompt, of a pooling model: the source shifted right, up to its last end token. RequestError without
+        one."""
+        end, first = self._config.end, self._config.start or ids[-1:]
+        if end not in ids:
+            raise RequestError(
+                f"prompt: token {end}, which ends a text, is missing, and this model classifies its state there; add it "
+                "behind the text, or leave add_special_tokens at true",
+                "prompt",
+            )
+        return [*first, *ids[: len(ids) - 1 - ids[::-1].index(end)]]
+
     def check(self, params: SamplingParams) -> None:
         """RequestError for parameters that need a prompt of the decoder's own."""
         if params.prompt_logprobs is not None:

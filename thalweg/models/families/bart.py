@@ -141,9 +141,9 @@ def decoder_layers(config: Config, pre: bool, *, width: int, biased: bool = True
 
 
 def _redundant_names(positions: LearnedEmbedding, root: str) -> tuple[str, ...]:
-    """Copies of the shared embedding, and computed positions."""
-    names = ["embed_tokens", *["embed_positions"] * bool(positions.sines)]
-    return tuple(f"{root}{side}.{name}." for side in ("encoder", "decoder") for name in names)
+    """Copies of the shared embedding, computed positions, and the version that old files have."""
+    names = ["embed_tokens.", "version", *["embed_positions."] * bool(positions.sines)]
+    return tuple(f"{root}{side}.{name}" for side in ("encoder", "decoder") for name in names)
 
 
 def _norms(hidden: int, pre: bool, mixer: str, ffn: str = "") -> Norms:

@@ -89,5 +89,9 @@ def attach_tail(spec: ModelSpec, tail: Pooling) -> ModelSpec:
     """The model with this tail: the output matrix is not needed, whether the files have it or not."""
     if spec.speech is not None:
         raise UnsupportedModelError("runner: this speech model only writes transcripts, and gives no vectors: leave it at auto")
+    if spec.text is not None:
+        raise UnsupportedModelError(
+            "runner: vectors of this text-to-text model are not implemented: leave runner and convert at auto to generate"
+        )
     names = replace(spec.names, skip=(*spec.names.skip, f"{spec.head}."))
     return replace(spec, pooling=tail, tied=False, names=names)

@@ -52,7 +52,7 @@ async def answer(http: Http, work: Awaitable[bytes]) -> Response:
 
 def cut_of(serving: Serving, request: PoolingRequestBase) -> Truncation | None:
     """How the request wants long texts cut; None: not at all."""
-    tokenizer, longest = serving.engine.tokenizer, serving.engine.config.model.max_len
+    tokenizer, longest = serving.engine.tokenizer, serving.engine.config.model.prompt_limit
     usual = tokenizer.truncation_side if tokenizer is not None else "right"
     return cut.read_cut(request.truncate_prompt_tokens, request.truncation_side, longest, usual)
 
@@ -198,7 +198,7 @@ async def _encode(
 
 def _check(serving: Serving, prompts: Sequence[dict[str, Any]], where: Callable[[int], str]) -> None:
     """Before they wait for a turn, not after."""
-    limit = serving.engine.config.model.max_len
+    limit = serving.engine.config.model.prompt_limit
     for i, prompt in enumerate(prompts):
         n = len(prompt["prompt_token_ids"])
         if not n:

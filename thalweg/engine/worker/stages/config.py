@@ -129,9 +129,13 @@ def _start(generation: dict[str, Any], vocab: int) -> tuple[int, ...]:
 
 
 def _source(inputs: BuildInputs) -> SourceConfig | None:
-    spec = inputs.spec.text
+    spec, tail = inputs.spec.text, inputs.spec.pooling
     if spec is None:
         return None
+    if tail is not None:
+        assert tail.source is not None
+        first = tail.source.start
+        return SourceConfig(tokens=spec.sources, start=() if first is None else (first,), end=tail.source.end)
     defaults = {k: v for k, v in generation_defaults(inputs.path).items() if v is not None}
     generation = {**inputs.hf, **defaults}
     vocab, start = inputs.facts.vocab, ("decoder_start_token_id", "bos_token_id")
