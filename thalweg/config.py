@@ -130,6 +130,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Columns of an image's array, of a model whose cross-attention reads images. 0: there is none."""
     source_required: bool = False
     """Does every prompt need an image, of such a model?"""
+    prefix_lm: bool = False
+    """Do all tokens of a prompt attend to each other?"""
     prompt_ids: dict[int, int] = {}
     """Ids behind the vocabulary, which only prompts contain -> ids of unused tokens with their embeddings."""
 

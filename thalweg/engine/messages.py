@@ -28,7 +28,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     """Unique to this input among all of this client, of any kind. It salts the prefix cache and names cached vectors."""
     positions: np.ndarray  # i32[N], ascending
     """Prompt positions of the placeholders, one for each vector. Empty: the source of cross attention, on which every token
-    of the sequence depends."""
+    of the sequence depends, or with `prefix` the prompt of a prefix LM."""
     prefix_digests: tuple[bytes, ...] = ()
     """For a causal encoder, a digest for each position: of what the vectors up to it depend on. It salts cached blocks that end
     there, so that items with equal beginnings share them. (): every vector depends on the whole item."""
@@ -67,7 +67,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_source(self) -> bool:
-        return not self.positions.size and self.spoken is None
+        return not self.positions.size and self.spoken is None and not self.prefix
 
     @property
     def span(self) -> tuple[int, int]:

@@ -62,6 +62,8 @@ class BeamMethods(Batches):
         one = SamplingParams(max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature, detokenize=False)
         if self.llm_engine.config.model.speech is not None or self.llm_engine.config.model.source is not None:
             raise RequestError("model: beam search is not supported for models with an encoder; use generate()", "model")
+        if self.llm_engine.config.model.prefix_lm:
+            raise RequestError("model: beam search is not supported for prefix LMs; use generate()", "model")
         checked = self.llm_engine.prepare(str(next(self._ids)), prompt, one, lora_request=adapter)
         if isinstance(prompt, dict) and "prompt_embeds" in prompt:
             raise RequestError("prompt_embeds: beams are continued by token ids; send text or ids", "prompt_embeds")

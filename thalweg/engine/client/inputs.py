@@ -18,6 +18,7 @@ from thalweg.engine.client import embeds, transcription
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.media import MEDIA, NAME, MediaPreprocessor, first_position
 from thalweg.engine.client.pool_shape import PoolShape, pool_shape, token_types
+from thalweg.engine.client.prefix import make_prefix
 from thalweg.engine.client.prompt_ids import Prompt, PromptEncoder
 from thalweg.engine.client.sampling_reader import SamplingReader
 from thalweg.engine.client.source_text import SourceReader
@@ -72,7 +73,7 @@ class InputProcessor:
         self._prompt_ids, self._source_columns = config.model.prompt_ids, config.model.source_columns
         self._speaks, self._speech_end = config.model.speaks, config.model.speech_end
         self._returns_states = config.model.returns_states
-        self._source_required = config.model.source_required
+        self._source_required, self._prefix_lm = config.model.source_required, config.model.prefix_lm
 
     def process(
         self,
@@ -117,6 +118,8 @@ class InputProcessor:
             shared = transcription.sampling(self._speech, ids, shared)
         if spoken is not None:
             inputs, shared = spoken, {**shared, "eos_ids": (self._speech_end,)}
+        if self._prefix_lm:
+            inputs = (make_prefix(tokens, inputs), *inputs)
         shared = _end_with_inputs(shared, inputs, len(tokens))
         if self._source is not None:
             inputs, shared = (self._source.make_input(ids, source_media), *inputs), self._source.sampling(shared)

@@ -153,7 +153,7 @@ def find_stretches(inputs: Sequence[Input]) -> tuple[tuple[int, int], ...]:
 
 def _size_together(item: Input) -> int:
     """Tokens of this input that must be computed in one step. 0: no such limit."""
-    if not item.positions.size or not (item.uncut or item.bidirectional):
+    if not (item.positions.size or item.prefix) or not (item.uncut or item.bidirectional):
         return 0
     first, end = item.span
     return end - first

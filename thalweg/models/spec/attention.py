@@ -98,8 +98,8 @@ class Attention:
     """The tensor of q, k and v, concatenated; "" = one tensor each."""
     grouped: bool = False
     """The fused tensor holds of each head of keys in turn its heads of q, its k and its v."""
-    rows: tuple[Rows | None, Rows | None, Rows | None] = (None, None, None)
-    """Of q, k and v in tensors that mix them; None = the tensor of that name."""
+    rows: tuple[Rows | None, ...] = (None, None, None)
+    """Of q, k and v, and of a gate's matrix, in tensors that mix them; None = the tensor of that name."""
     out: str = "o_proj"
     turned: bool = False
     """Matrices are stored [inputs, outputs]."""
@@ -107,7 +107,7 @@ class Attention:
     """The tensor of a logit per head that joins the softmax's denominator; "" = none."""
     relative: RelativeBias | None = None
     spans: bool = False
-    """Tokens of an image see each other, those behind too."""
+    """Tokens of an image, or of a prompt (`ModelSpec.prefix_lm`), see each other, those behind too."""
     grows: tuple[float, int] | None = None
     """(beta, n): q at position p is multiplied by 1 + beta * log(1 + floor((p + first) / n))."""
     first: int = 0
@@ -192,7 +192,7 @@ class Attention:
                     f"{at}{rows.name}.weight", (source.shape[0] // rows.run * rows.every, hidden), first=rows.first,
                     run=rows.run, every=rows.every,
                 )
-                for rows, source in zip(self.rows + (None,) * bool(self.gate), weight.sources, strict=True)
+                for rows, source in zip((*self.rows, None)[: len(weight.sources)], weight.sources, strict=True)
             )  # fmt: skip
             result["qkv"]["weight"] = replace(
                 weight, sources=tuple(replace(s, within=v) for s, v in zip(weight.sources, views, strict=True))

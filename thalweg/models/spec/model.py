@@ -20,6 +20,7 @@ from thalweg.models.spec.disentangled import Distances
 from thalweg.models.spec.fastconformer import FastConformerSpec
 from thalweg.models.spec.gated_streams import GatedResidual, GatedStreams
 from thalweg.models.spec.hyper import HyperConnection, HyperStreams
+from thalweg.models.spec.loop_input import LoopInput
 from thalweg.models.spec.memory import MemoryPart, MemoryStreams
 from thalweg.models.spec.memory_encoder import MemoryEncoderSpec
 from thalweg.models.spec.mimi import MimiSpec
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 Around = (
     LayerEnding | AltUp | HyperConnection | GatedResidual | ResidualGate | MemoryPart | StreamSkip | DepthAttention
-    | ResidualScaling
+    | LoopInput | ResidualScaling
 )  # fmt: skip
 ENTRY = ("embed", "speech", "text", "learned", "inputs", "streams", "embed_norm", "embed_projection", "vision", "audio")
 """Keys of parameters that only the first stage has."""
@@ -256,6 +257,8 @@ class ModelSpec:
     """The network that turns utterances into samples. None: the model does not speak."""
     spoken_text: TextTable | PositionText | None = None
     """The embeddings of a text, where tokens are codes of speech."""
+    prefix_lm: bool = False
+    """All tokens of a prompt attend to each other. Its layers have `Attention.spans`."""
     states_before: int = 0
     """Hidden states of prompt tokens before this layer are returned on request. 0: none are."""
     code_rows: CodeRows | None = None

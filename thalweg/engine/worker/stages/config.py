@@ -59,6 +59,7 @@ def engine_config(
             source=_source(inputs),
             source_columns=0 if inputs.spec.tile_source is None else inputs.spec.tile_source.columns,
             source_required=isinstance(inputs.spec.tile_source, PatchSource | SwinSource),
+            prefix_lm=inputs.spec.prefix_lm,
             prompt_ids=dict(inputs.spec.prompt_ids),
         ),
         device=DeviceConfig(

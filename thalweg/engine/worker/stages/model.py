@@ -96,6 +96,11 @@ def build_model(inputs: BuildInputs) -> BuiltModel:
         background=None if background is None
         else (binder.of(background.kernels), _select_attention(inputs, background.attention)),
     )  # fmt: skip
+    if spec.prefix_lm and not model.looks_ahead:
+        raise ConfigError(
+            "config.json: prefix_lm: no attention of this device lets tokens of a prompt attend to later ones; "
+            """--hf-overrides '{"prefix_lm": false}' serves the model with causal attention"""
+        )
     proposer = _make_proposer(inputs, model, binder, schedule, length, block_tokens)
     if proposer is not None and schedule.speculation is not None and not proposer.remembers:
         speculation = msgspec.structs.replace(schedule.speculation, remembers=False)
