@@ -198,6 +198,10 @@ CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
                 "gate_lower_bound": -5.0, "use_full_rank_gate": True},
         },
     ),
+    "hrm_text": (
+        "HrmTextForCausalLM",
+        {**_without(_SIZES, "rope_theta", "num_key_value_heads"), "num_hidden_layers": 1, "H_cycles": 1, "L_cycles": 1},
+    ),
     "mimo": ("MiMoForCausalLM", {**_GROUPED, "model_type": "mimo"}),
     "minicpm": ("MiniCPMForCausalLM", {**_SIZES, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}),
     "nanbeige": ("NanbeigeForCausalLM", {**_GROUPED, "num_loops": 2, "skip_loop_final_norm": False}),

@@ -25,6 +25,7 @@ MORE_SAID = {
     "ministral3": ("rope_parameters",),
     "glm4_moe": ("head_dim",),
     "nemotron_h": ("layers_block_type",),
+    "hrm_text": ("num_layers_per_stack",),
     "deepseek_v2": ("num_experts_per_tok",),
     "qwen4_exp_text": INDEXER_KEYS,
     **dict.fromkeys(BART, ("decoder_attention_heads", "decoder_ffn_dim", "decoder_layers", "d_model")),
@@ -52,7 +53,7 @@ def test_an_absent_key_means_what_it_means_to_transformers(kind) -> None:
     whole = canonical_config(kind(**{"num_hidden_layers": 9} | MADE.get(kind.model_type, {})).to_dict())
     name = f"{kind.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"
     name = name.replace("ForCausalLM", "LMHeadModel") if name.startswith(("GPT2", "OpenAIGPT", "BertFor")) else name
-    name = name.replace("GenerationForCausalLM", "GenerationDecoder")
+    name = name.replace("GenerationForCausalLM", "GenerationDecoder").replace("HrmFor", "HrmTextFor")
     said = {
         "architectures": [name],
         **{key: whole[key] for key in (*SAID, *MORE_SAID.get(whole["model_type"], ())) if key in whole},

@@ -37,7 +37,7 @@ def config(name: str) -> dict:
 ARCHITECTURE = {
     "gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel", "bert-lm": "BertLMHeadModel",
     "bert-lm-untied": "BertLMHeadModel",
-    "bert-generation": "BertGenerationDecoder",
+    "bert-generation": "BertGenerationDecoder", "hrm-text": "HrmTextForCausalLM",
 }  # fmt: skip
 """Where it does not follow from the configuration's name."""
 

@@ -30,6 +30,7 @@ LATER: dict[str, tuple[Any, dict[str, Any]]] = {
             "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 3}, "rope_theta": 5e5,
         },
     ),
+    "hrm-text": (transformers.HrmTextConfig, {"head_dim": 16, "embedding_scale": 3.0}),
     "olmo-clipped": (transformers.OlmoConfig, {"clip_qkv": 0.7}),
     "codegen": (transformers.CodeGenConfig, {"rotary_dim": 8}),
     "diffllama": (transformers.DiffLlamaConfig, {"num_hidden_layers": 3, "head_dim": 16, "attention_bias": True}),

@@ -219,6 +219,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "HunYuanMoEV1ForCausalLM": f"{_FAMILIES}.hunyuan:hunyuan_moe",
     "HunYuanVLForConditionalGeneration": f"{_FAMILIES}.hunyuan_vl:hunyuan_vl",
     "HyperCLOVAXForCausalLM": f"{_FAMILIES}.granite:hyperclovax",
+    "HrmTextForCausalLM": f"{_FAMILIES}.hrm_text:hrm_text",
     "HYV4ForCausalLM": f"{_FAMILIES}.hy_v4:hy_v4",
     "HYV4VLForConditionalGeneration": f"{_FAMILIES}.hy_v4:hy_v4_vl",
     "HYV3ForCausalLM": f"{_FAMILIES}.hy_v3:hy_v3",

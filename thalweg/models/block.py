@@ -35,6 +35,7 @@ from thalweg.models.layers.kda import KimiDeltaAttention
 from thalweg.models.layers.latent import LatentAttention
 from thalweg.models.layers.lightning import LightningAttention
 from thalweg.models.layers.long_encoder import GlobalLocalAttention, SummaryAttention
+from thalweg.models.layers.loop_input import LoopInput
 from thalweg.models.layers.looped import LoopedAttention, LoopedHeads
 from thalweg.models.layers.mamba import Mamba
 from thalweg.models.layers.mamba2 import Mamba2
@@ -129,6 +130,7 @@ AROUND: Mapping[type, Callable[..., Any]] = {
     spec.GatedResidual: GatedResidual,
     spec.ResidualGate: ResidualGate,
     spec.StreamSkip: StreamSkip,
+    spec.LoopInput: LoopInput,
     spec.ResidualScaling: ResidualScaling,
     spec.DepthAttention: DepthAttention,
 }

@@ -49,6 +49,7 @@ from thalweg.models.spec.latent import LatentAttention
 from thalweg.models.spec.latent_reader import LatentReaderSpec
 from thalweg.models.spec.lightning import LightningAttention
 from thalweg.models.spec.long_encoder import GlobalLocalAttention, SummaryAttention
+from thalweg.models.spec.loop_input import LoopInput
 from thalweg.models.spec.looped import LoopedAttention, LoopedHeads
 from thalweg.models.spec.low_rank import LowRankProduct
 from thalweg.models.spec.mamba import Mamba
@@ -199,6 +200,7 @@ __all__ = [
     "LayerNorm",
     "LearnedEmbedding",
     "LightningAttention",
+    "LoopInput",
     "LoopedAttention",
     "LoopedHeads",
     "LowRankMLP",
