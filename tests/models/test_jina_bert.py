@@ -1,4 +1,4 @@
-"""Jina's BERT: transformers' BERT layers with scores that fall by distance, and gated feed-forward parts."""
+"""Jina's BERT: transformers' BERT layers with scores that fall by distance, and gated feed-forward parts. In two formats."""
 
 from __future__ import annotations
 
@@ -26,9 +26,15 @@ CONFIG = {
     "max_position_embeddings": 8192, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 0, "dtype": "float32",
     "position_embedding_type": "alibi", "feed_forward_type": "geglu", "emb_pooler": "mean",
 }  # fmt: skip
+SECOND = {
+    **CONFIG,
+    "auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"},
+}  # fmt: skip
+"""As jina-embeddings-v2-base-code has it."""
 
 
-def write(path: Path) -> dict[str, Tensor]:
+def write(path: Path, second: bool = False) -> dict[str, Tensor]:
+    """second: the format with QK-norm."""
     g, at = torch.Generator().manual_seed(2), "encoder.layer."
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (VOCAB, HIDDEN), "embeddings.token_type_embeddings.weight": (2, HIDDEN),
@@ -38,9 +44,11 @@ def write(path: Path) -> dict[str, Tensor]:
         own = f"{at}{i}.attention."
         for name in ("self.query", "self.key", "self.value", "output.dense"):
             shapes |= {f"{own}{name}.weight": (HIDDEN, HIDDEN), f"{own}{name}.bias": (HIDDEN,)}
-        shapes |= {f"{at}{i}.mlp.gated_layers.weight": (2 * INNER, HIDDEN), f"{at}{i}.mlp.wo.weight": (HIDDEN, INNER)}
-        shapes[f"{at}{i}.mlp.wo.bias"] = (HIDDEN,)
-        norms += [f"{own}output.LayerNorm", f"{at}{i}.mlp.layernorm"]
+        gated, down = ("up_gated_layer", "down_layer") if second else ("gated_layers", "wo")
+        shapes |= {f"{at}{i}.mlp.{gated}.weight": (2 * INNER, HIDDEN), f"{at}{i}.mlp.{down}.weight": (HIDDEN, INNER)}
+        shapes[f"{at}{i}.mlp.{down}.bias"] = (HIDDEN,)
+        further = [f"{own}self.layer_norm_q", f"{own}self.layer_norm_k", f"{at}{i}.layer_norm_1", f"{at}{i}.layer_norm_2"]
+        norms += [f"{own}output.LayerNorm", *(further if second else [f"{at}{i}.mlp.layernorm"])]
     for head in ("pooler.dense", "classifier"):
         rows = 1 if head == "classifier" else HIDDEN
         shapes |= {f"{head}.weight": (rows, HIDDEN), f"{head}.bias": (rows,)}
@@ -50,7 +58,7 @@ def write(path: Path) -> dict[str, Tensor]:
     }
     for norm in norms:
         out |= {f"{norm}.weight": 1 + 0.3 * torch.randn(HIDDEN, generator=g), f"{norm}.bias": torch.randn(HIDDEN, generator=g)}
-    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "config.json").write_text(json.dumps(SECOND if second else CONFIG))
     return out
 
 
@@ -74,22 +82,30 @@ def states(t: dict[str, Tensor], ids: list[int]) -> Tensor:
     at = torch.arange(len(ids))
     fall = -torch.tensor(slopes(HEADS))[:, None, None] * (at[:, None] - at).abs()
     for i in range(2):
-        own, mlp = f"encoder.layer.{i}.attention.", f"encoder.layer.{i}.mlp."
-        q, k, v = (
-            F.linear(x, t[f"{own}self.{p}.weight"], t[f"{own}self.{p}.bias"]).view(len(ids), HEADS, -1).transpose(0, 1)
-            for p in ("query", "key", "value")
-        )
+        layer = f"encoder.layer.{i}."
+        own, mlp, second = f"{layer}attention.", f"{layer}mlp.", f"{layer}layer_norm_1.weight" in t
+        q, k, v = (F.linear(x, t[f"{own}self.{p}.weight"], t[f"{own}self.{p}.bias"]) for p in ("query", "key", "value"))
+        if second:
+            q, k = norm(q, f"{own}self.layer_norm_q"), norm(k, f"{own}self.layer_norm_k")
+        q, k, v = (each.view(len(ids), HEADS, -1).transpose(0, 1) for each in (q, k, v))
         y = (torch.softmax(q @ k.mT * (HIDDEN // HEADS) ** -0.5 + fall, -1) @ v).transpose(0, 1).flatten(1)
-        x = norm(x + F.linear(y, t[f"{own}output.dense.weight"], t[f"{own}output.dense.bias"]), f"{own}output.LayerNorm")
+        y = norm(x + F.linear(y, t[f"{own}output.dense.weight"], t[f"{own}output.dense.bias"]), f"{own}output.LayerNorm")
+        if second:
+            x = norm(x + y, f"{layer}layer_norm_1")
+            up, gate = F.linear(x, t[f"{mlp}up_gated_layer.weight"]).chunk(2, -1)
+            y = F.linear(up * F.gelu(gate), t[f"{mlp}down_layer.weight"], t[f"{mlp}down_layer.bias"])
+            x = norm(x + y, f"{layer}layer_norm_2")
+            continue
+        x = y
         gate, up = F.linear(x, t[f"{mlp}gated_layers.weight"]).chunk(2, -1)
         x = norm(x + F.linear(F.gelu(gate) * up, t[f"{mlp}wo.weight"], t[f"{mlp}wo.bias"]), f"{mlp}layernorm")
     return x
 
 
-@pytest.mark.parametrize("prefix", ["", "bert."])
+@pytest.mark.parametrize(("prefix", "second"), [("", False), ("bert.", False), ("", True), ("bert.", True)])
 @pytest.mark.parametrize("platform", ["cpu", pytest.param("reference", marks=pytest.mark.slow)])
-def test_vectors_are_those_of_the_definition(prefix: str, platform: str, tmp_path: Path) -> None:
-    t = write(tmp_path)
+def test_vectors_are_those_of_the_definition(prefix: str, second: bool, platform: str, tmp_path: Path) -> None:
+    t = write(tmp_path, second)
     body = {f"{prefix}{name}": w for name, w in t.items() if not name.startswith("classifier")}
     save_file(body, tmp_path / "model.safetensors", {"format": "pt"})
     for got, ids in zip(pooled(Rig(tmp_path, platform=platform, max_len=256), texts()), texts(), strict=True):

@@ -1,5 +1,5 @@
 """Jina's BERT (jina-embeddings-v2, jina-reranker-v1): BERT with symmetric ALiBi (Press et al. 2021, of the distance between two
-tokens) and gated feed-forward parts. Of the authors' two formats that of jina-bert-implementation, without QK-norm."""
+tokens) and gated feed-forward parts. The second of the authors' two formats (jina-embeddings-v2-base-code) has QK-norm."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.bert import encoder
 from thalweg.models.families.bloom import slopes
 from thalweg.models.families.common import act, both_ways, classes, hidden_size, mlp, pooling
-from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms
+from thalweg.models.spec import HeadNorm, Layer, LayerNorm, ModelSpec, NestedNorm, Norms
 from thalweg.models.tail import Pooling
 
 GATES = {"geglu": "gelu", "reglu": "relu", "swiglu": "silu"}
 """feed_forward_type -> the activation of the gate."""
+SECOND = "qk-post-norm"
+"""Part of the name of the second format, which `auto_map` has for each class."""
 
 
 def jina_bert(config: Config) -> ModelSpec:
@@ -37,13 +39,26 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
         real(config, "layer_norm_eps", default=1e-12),
         integer(config, "num_attention_heads"),
     )
+    second = _has_second_format(config)
+    qk = HeadNorm(eps, whole=True, mean=True, shared=True, q="self.layer_norm_q", k="self.layer_norm_k") if second else None
+    names = {"fused": "up_gated_layer", "down": "down_layer"} if second else {"fused": "gated_layers", "down": "wo"}
+    first = LayerNorm("attention.output.LayerNorm", hidden, eps)
     layer = Layer(
         both_ways(
             config, bias=True, out_bias=True, name="attention", parts=("self.query", "self.key", "self.value"),
-            out="output.dense", slopes=slopes(heads),
+            out="output.dense", slopes=slopes(heads), norm=qk,
         ),
-        mlp(config, name="mlp", fused="gated_layers", down="wo", act=act({"hidden_act": GATES[kind]}), down_bias=True),
-        Norms(mixer_sum=LayerNorm("attention.output.LayerNorm", hidden, eps), ffn_sum=LayerNorm("mlp.layernorm", hidden, eps)),
+        mlp(config, name="mlp", act=act({"hidden_act": GATES[kind]}), down_bias=True, swapped=second, **names),
+        Norms(
+            mixer_sum=NestedNorm(first, LayerNorm("layer_norm_1", hidden, eps)) if second else first,
+            ffn_sum=LayerNorm("layer_norm_2" if second else "mlp.layernorm", hidden, eps),
+        ),
     )  # fmt: skip
     spec = encoder({**config, "position_embedding_type": "absolute"}, tail, prefix="bert.", skip=skip)
     return replace(spec, layers=(layer,) * len(spec.layers), learned=spec.learned[1:])
+
+
+def _has_second_format(config: Config) -> bool:
+    """By the repository of its classes, the only place where config.json names it."""
+    classes_of = config.get("auto_map")
+    return isinstance(classes_of, dict) and any(SECOND in str(name) for name in classes_of.values())

@@ -27,7 +27,7 @@ from thalweg.models.context import Context
 from thalweg.models.flow import Flow, KeysValues, MixerRef
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.low_rank import LowRankProduct
-from thalweg.models.layers.norm import HeadLayerNorm, RMSNorm, build_norm, norm_facts
+from thalweg.models.layers.norm import BoundNorm, HeadLayerNorm, build_norm, norm_facts
 from thalweg.models.layers.ranks import GatheredNorm, HeadParts
 from thalweg.models.spec.attention import PLACES
 from thalweg.models.weights import ParamSpec, Weight, table_source
@@ -64,7 +64,7 @@ class Attention:
         if self._low is not None:
             self.specs["low"] = self._low.specs
         norms = {k: weights[k] for k in ("q_norm", "k_norm") if k in weights}
-        self._wide: dict[str, RMSNorm | HeadLayerNorm | GatheredNorm] = {}
+        self._wide: dict[str, BoundNorm | HeadLayerNorm | GatheredNorm] = {}
         self._whole_norm: Any = None
         if spec.out_norm is not None:
             parts_of = HeadParts(ctx.mesh.tensor, spec.heads)
@@ -76,11 +76,11 @@ class Attention:
             self._value_norm = ctx.bind(ops.rms_norm, size=spec.head_dim, **norm_facts(spec.norm.eps, 0.0))
         self._out_norm = ctx.bind(ops.rms_norm, size=self._value_dim, eps=spec.out_eps) if spec.out_eps else None
         if spec.norm is not None and spec.norm.whole:
-            whole = {k: RMSNorm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
+            whole = {k: build_norm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
             heads = {"q_norm": spec.heads, "k_norm": spec.kv_heads}
             parts = {k: HeadParts(ctx.mesh.tensor, heads[k]) for k in norms}
             self._wide = {k: norm if parts[k].whole else GatheredNorm(norm, parts[k]) for k, norm in whole.items()}
-        if spec.norm is not None and (spec.norm.mean or spec.norm.apart):
+        elif spec.norm is not None and (spec.norm.mean or spec.norm.apart):
             self._wide = {k: HeadLayerNorm(ctx, spec.norm, spec.head_dim, w) for k, w in norms.items()}
         self.specs |= {k: {name: ParamSpec(each, ctx.dtype) for name, each in w.items()} for k, w in norms.items()}
         if self._slopes is not None:
@@ -339,8 +339,9 @@ def _scale_qkv(scales: CacheScales | None, q: Array, k: Array, v: Array) -> tupl
     return (q, k, v) if scales is None else (q * scales.key, k / scales.key, v / scales.value)
 
 
-def _norm_of(norm: declared.HeadNorm, weights: Mapping[str, Any]) -> declared.Norm:
-    return declared.Norm("", weights["weight"].sources[0].shape[0], norm.eps, norm.offset)
+def _norm_of(norm: declared.HeadNorm, weights: Mapping[str, Any]) -> declared.Norm | declared.LayerNorm:
+    size = weights["weight"].sources[0].shape[0]
+    return declared.LayerNorm("", size, norm.eps) if norm.mean else declared.Norm("", size, norm.eps, norm.offset)
 
 
 def _attending(

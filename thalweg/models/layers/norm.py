@@ -13,7 +13,18 @@ from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.layers.linear import Product
 from thalweg.models.layers.ranks import HeadParts
-from thalweg.models.spec import AnyNorm, DenseNorm, GatedNorm, HeadNorm, LayerNorm, Norm, PairNorm, Scale, ScaledNorm
+from thalweg.models.spec import (
+    AnyNorm,
+    DenseNorm,
+    GatedNorm,
+    HeadNorm,
+    LayerNorm,
+    NestedNorm,
+    Norm,
+    PairNorm,
+    Scale,
+    ScaledNorm,
+)
 from thalweg.models.weights import ParamSpec
 
 
@@ -187,7 +198,27 @@ class DenseLayerNorm:
         return self(p, total), total
 
 
-BoundNorm = RMSNorm | StandardLayerNorm | ScaleLayer | PairRMSNorm | ScaledRMSNorm | GatedRMSNorm | DenseLayerNorm
+class NestedLayerNorm:
+    """x, residual [T, size] -> [T, size]: layer normalisation of the residual and the normalised sum."""
+
+    def __init__(self, ctx: Context, spec: NestedNorm, weights: Mapping[str, Any]) -> None:
+        self._inner, self._outer = (
+            StandardLayerNorm(ctx, each, weights[key]) for key, each in (("inner", spec.inner), ("outer", spec.outer))
+        )
+        self.specs = {"inner": self._inner.specs, "outer": self._outer.specs}
+
+    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+        raise TypeError("NestedNorm: it reads a part's output and the residual stream")
+
+    def add(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
+        """As RMSNorm.add."""
+        assert residual is not None
+        return self._outer.add(p["outer"], self._inner.add(p["inner"], x, residual)[0], residual)
+
+
+BoundNorm = (
+    RMSNorm | StandardLayerNorm | ScaleLayer | PairRMSNorm | ScaledRMSNorm | GatedRMSNorm | DenseLayerNorm | NestedLayerNorm
+)
 _KINDS: Mapping[type, Callable[..., BoundNorm]] = {
     LayerNorm: StandardLayerNorm,
     Scale: ScaleLayer,
@@ -196,6 +227,7 @@ _KINDS: Mapping[type, Callable[..., BoundNorm]] = {
     ScaledNorm: ScaledRMSNorm,
     GatedNorm: GatedRMSNorm,
     DenseNorm: DenseLayerNorm,
+    NestedNorm: NestedLayerNorm,
 }
 
 

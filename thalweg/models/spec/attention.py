@@ -203,8 +203,8 @@ class Attention:
         if self.out_norm is not None:
             result["out_norm"] = self.out_norm.weights(at)
         if self.norm is not None and self.norm.shared:
-            for key, name in (("q_norm", self.norm.q), ("k_norm", self.norm.k)):
-                result[key] = LayerNorm(name, d, self.norm.eps).weights(at)
+            for key, name, heads in (("q_norm", self.norm.q, self.heads), ("k_norm", self.norm.k, self.kv_heads)):
+                result[key] = LayerNorm(name, heads * d if self.norm.whole else d, self.norm.eps).weights(at)
         elif self.norm is not None and self.norm.apart:
             for key, name, heads in (("q_norm", self.norm.q, self.heads), ("k_norm", self.norm.k, self.kv_heads)):
                 one = Source(f"{at}{name}", (heads, d), heads=heads if key == "k_norm" else 0)

@@ -143,7 +143,18 @@ class DenseNorm:
         }
 
 
-AnyNorm = Norm | LayerNorm | Scale | PairNorm | ScaledNorm | GatedNorm | DenseNorm
+@dataclass(frozen=True, slots=True)
+class NestedNorm:
+    """outer(h + inner(h + x)), where h is the residual stream and x the output of a part. Only after an addition."""
+
+    inner: LayerNorm
+    outer: LayerNorm
+
+    def weights(self, at: str) -> Weights:
+        return {"inner": self.inner.weights(at), "outer": self.outer.weights(at)}
+
+
+AnyNorm = Norm | LayerNorm | Scale | PairNorm | ScaledNorm | GatedNorm | DenseNorm | NestedNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +175,15 @@ class HeadNorm:
     mean: bool = False
     """Layer normalisation without a bias, with a weight per head. Names with {} are those of one head's tensor."""
     shared: bool = False
-    """With `mean`: all heads have one weight and one bias."""
+    """With `mean`: all heads have one weight and one bias, or with `whole` a value of both for each value of all heads."""
     apart: bool = False
     """RMSNorm with a weight per head, in tensors [heads, values of a head] of exactly these names."""
 
     def __post_init__(self) -> None:
-        if self.mean and (self.offset or self.after or self.whole or self.value or not self.weight):
+        if self.mean and (self.offset or self.after or self.value or not self.weight):
             raise ValueError("HeadNorm: layer normalisation of heads has weights, before rotation, and no offset")
+        if self.mean and self.whole and not self.shared:
+            raise ValueError("HeadNorm: layer normalisation over all heads has one weight and one bias: it is shared")
         if self.apart and (self.mean or self.offset or self.after or self.whole or self.value or not self.weight):
             raise ValueError("HeadNorm: weights per head are of RMSNorm, before rotation, and without an offset")
         if self.shared and not self.mean:
