@@ -86,6 +86,18 @@ def test_a_preempted_request_sees_the_whole_prompt_again(path: Path, model: Any)
         llm.shutdown()
 
 
+@pytest.mark.nightly
+def test_two_ranks_give_the_same_tokens(path: Path, model: Any) -> None:
+    """Rows of the tensor of q, k, v and the gate are divided by heads."""
+    llm = engine(path, max_num_batched_tokens=BUDGET, max_model_len=160, tensor_parallel_size=2)
+    try:
+        params = msgspec.structs.replace(GREEDY, max_tokens=12, ignore_eos=True)
+        for out in llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params, use_tqdm=False):
+            check(model, out, 12)
+    finally:
+        llm.shutdown()
+
+
 @pytest.mark.slow
 def test_without_prefix_lm_a_prompt_is_causal(path: Path, model: Any) -> None:
     """In chunks, and from the prefix cache after another ending."""
