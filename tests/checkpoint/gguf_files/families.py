@@ -16,6 +16,8 @@ from converted import byte_vocabulary
 from recipes import (
     Config,
     Made,
+    afmoe,
+    bloom,
     common,
     correction,
     delta_keys,
@@ -48,6 +50,7 @@ from recipes import (
     mamba_sizes,
     minimax,
     moe_keys,
+    mpt_keys,
     nemotron_h,
     nemotron_h_keys,
     phi3_extra,
@@ -162,8 +165,32 @@ FAMILIES: dict[str, Family] = {
     "stablelm-12b": Family("stablelm", lambda c: {"use_parallel_residual": True, **turning(c, 0.25)}, stablelm),
     "apertus": Family("apertus", extra=llama3_factors, together=xielu),
     "dots1": Family("dots1", lambda c: moe_keys("inner", "glm")(c) | turning(c), dots1, {"sliding_window": None}),
+    "afmoe": Family("afmoe", lambda c: {
+        "attention.sliding_window": c["sliding_window"], "leading_dense_block_count": c["num_dense_layers"],
+        "expert_feed_forward_length": c["moe_intermediate_size"], "expert_shared_count": c["num_shared_experts"],
+        "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": c["route_scale"], **turning(c)},
+        afmoe, {"mup_enabled": True}),
+    "exaone-moe": Family("exaone-moe", lambda c: windows(c) | {
+        "leading_dense_block_count": c["mlp_layer_types"].count("dense"), "expert_shared_count": c["num_shared_experts"],
+        "expert_feed_forward_length": c["moe_intermediate_size"], "expert_gating_func": 2,
+        "expert_weights_norm": c["norm_topk_prob"], "expert_weights_scale": c["routed_scaling_factor"],
+        "rope.scaling.type": "none"}, dots1),
+    "hunyuan-moe": Family("hunyuan-moe", lambda c: {
+        "expert_used_count": c["moe_topk"], "expert_feed_forward_length": c["intermediate_size"],
+        "expert_shared_feed_forward_length": c["intermediate_size"], "expert_shared_count": 1}, halves),
+    "bloom": Family("bloom", lambda c: {
+        "feed_forward_length": 4 * c["hidden_size"], "attention.head_count_kv": c["n_head"],
+        "attention.layer_norm_rms_epsilon": None}, bloom),
+    "mpt": Family("mpt", mpt_keys),
+    "mpt-clipped": Family("mpt", mpt_keys, edits={"attn_config": {"clip_qkv": 0.3, "alibi_bias_max": 4}}, source="mpt"),
+    "minicpm3": Family("minicpm3", lambda c: {
+        "attention.q_lora_rank": c["q_lora_rank"], "attention.kv_lora_rank": c["kv_lora_rank"], "attention.value_length": None,
+        "attention.key_length": c["qk_nope_head_dim"] + c["qk_rope_head_dim"],
+        "rope.dimension_count": c["qk_rope_head_dim"]},
+        edits={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "v_head_dim": 12}),
     # served as a family of the same computation, whose transformers model they are compared with
     "internlm2": Family("internlm2", change=turned, source="llama"),
+    "xverse": Family("xverse", lambda c: turning(c), turned, source="llama"),
     "exaone": Family("exaone", lambda c: turning(c), extra=llama3_factors, source="llama-3.1"),
     "minicpm": Family("minicpm", lambda c: {**granite_keys(c), "attention.scale": None}, turned, {
         "attention_multiplier": 12**-0.5}, source="granite"),

@@ -441,6 +441,24 @@ def dots1(name: str, w: np.ndarray, c: Config) -> Made:
     yield from correction(*next(halves(name, w, c)), c) if "gate_up" not in name else halves(name, w, c)
 
 
+def afmoe(name: str, w: np.ndarray, c: Config) -> Made:
+    yield from halves(name.replace("expert_bias", "expert_bias.bias"), w, c)
+
+
+def bloom(name: str, w: np.ndarray, c: Config) -> Made:
+    w = ungrouped({**c, "num_attention_heads": c["n_head"]}, c["n_head"], w) if "query_key_value" in name else w
+    yield name.removeprefix("transformer."), w
+
+
+def mpt_keys(c: Config) -> dict[str, Any]:
+    return {
+        "context_length": c["max_seq_len"], "embedding_length": c["d_model"], "block_count": c["n_layers"],
+        "attention.head_count": c["n_heads"], "attention.head_count_kv": None, "feed_forward_length": 4 * c["d_model"],
+        "attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": c["attn_config"]["clip_qkv"],
+        "attention.max_alibi_bias": float(c["attn_config"]["alibi_bias_max"]),
+    }  # fmt: skip
+
+
 def llama3_factors(c: Config) -> dict[str, np.ndarray]:
     """The divisor of each frequency (Llama 3.1), 1 for short wavelengths."""
     rope, dim = c["rope_parameters"], head_dim(c)

@@ -63,6 +63,7 @@ def test_text_of_files_is_that_of_their_model(name, tmp_path):
 SCORED = (
     "arcee", "nemotron", "olmo", "olmo-clipped", "stablelm", "stablelm-12b", "apertus", "dots1", "internlm2", "exaone",
     "minicpm", "bailingmoe2",
+    "afmoe", "exaone-moe", "hunyuan-moe", "bloom", "mpt", "mpt-clipped", "minicpm3", "xverse",
 )  # fmt: skip
 
 
@@ -160,6 +161,8 @@ def keyed(name: str, directory: Path, **said) -> Path:
         ("granite", {"rope.scaling.finetuned": False}, UnsupportedModelError, "finetuned: Granite with NoPE is not"),
         ("lfm2", {"attention.head_count_kv": [0, 0, 0, 0]}, CheckpointError, "head_count_kv: must be at least 1 in some layer"),
         ("bailingmoe2", {"expert_shared_feed_forward_length": 7}, UnsupportedModelError, "shared experts of another width"),
+        ("afmoe", {"expert_weights_norm": False}, UnsupportedModelError, "afmoe.expert_weights_norm: only true is supported"),
+        ("mpt", {"attention.max_alibi_bias": 0.0}, UnsupportedModelError, "max_alibi_bias: only MPT with ALiBi is supported"),
         ("lfm2", {"attention.head_count_kv": [0, 2]}, CheckpointError, "head_count_kv: must be a number for each of the 4"),
     ],
 )  # fmt: skip

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from thalweg.checkpoint.gguf.architectures.afmoe import AFMOE
 from thalweg.checkpoint.gguf.architectures.apertus import APERTUS
 from thalweg.checkpoint.gguf.architectures.arcee import ARCEE
 from thalweg.checkpoint.gguf.architectures.bailingmoe2 import BAILINGMOE2
 from thalweg.checkpoint.gguf.architectures.bert import BERT
+from thalweg.checkpoint.gguf.architectures.bloom import BLOOM
 from thalweg.checkpoint.gguf.architectures.cohere import COHERE2, COMMAND_R
 from thalweg.checkpoint.gguf.architectures.common import Architecture
 from thalweg.checkpoint.gguf.architectures.deepseek2 import DEEPSEEK2
@@ -17,6 +19,7 @@ from thalweg.checkpoint.gguf.architectures.dots1 import DOTS1
 from thalweg.checkpoint.gguf.architectures.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
 from thalweg.checkpoint.gguf.architectures.exaone import EXAONE
 from thalweg.checkpoint.gguf.architectures.exaone4 import EXAONE4
+from thalweg.checkpoint.gguf.architectures.exaone_moe import EXAONE_MOE
 from thalweg.checkpoint.gguf.architectures.falcon import FALCON
 from thalweg.checkpoint.gguf.architectures.falcon_h1 import FALCON_H1
 from thalweg.checkpoint.gguf.architectures.gemma import GEMMA
@@ -32,6 +35,7 @@ from thalweg.checkpoint.gguf.architectures.gpt_oss import GPT_OSS
 from thalweg.checkpoint.gguf.architectures.gptneox import GPTNEOX
 from thalweg.checkpoint.gguf.architectures.granite import GRANITE, GRANITEHYBRID, GRANITEMOE
 from thalweg.checkpoint.gguf.architectures.hunyuan import HUNYUAN_DENSE
+from thalweg.checkpoint.gguf.architectures.hunyuan_moe import HUNYUAN_MOE
 from thalweg.checkpoint.gguf.architectures.internlm2 import INTERNLM2
 from thalweg.checkpoint.gguf.architectures.jamba import JAMBA
 from thalweg.checkpoint.gguf.architectures.lfm2 import LFM2, LFM2MOE
@@ -40,8 +44,10 @@ from thalweg.checkpoint.gguf.architectures.llama4 import LLAMA4
 from thalweg.checkpoint.gguf.architectures.mamba import MAMBA
 from thalweg.checkpoint.gguf.architectures.mamba2 import MAMBA2
 from thalweg.checkpoint.gguf.architectures.minicpm import MINICPM
+from thalweg.checkpoint.gguf.architectures.minicpm3 import MINICPM3
 from thalweg.checkpoint.gguf.architectures.minimax_m2 import MINIMAX_M2
 from thalweg.checkpoint.gguf.architectures.mistral3 import MISTRAL3
+from thalweg.checkpoint.gguf.architectures.mpt import MPT
 from thalweg.checkpoint.gguf.architectures.nemotron import NEMOTRON
 from thalweg.checkpoint.gguf.architectures.nemotron_h import NEMOTRON_H
 from thalweg.checkpoint.gguf.architectures.nomic_bert import NOMIC_BERT
@@ -61,10 +67,12 @@ from thalweg.checkpoint.gguf.architectures.stablelm import STABLELM
 from thalweg.checkpoint.gguf.architectures.starcoder2 import STARCODER2
 
 TABLE: Mapping[str, Architecture] = {
+    "afmoe": AFMOE,
     "apertus": APERTUS,
     "arcee": ARCEE,
     "bailingmoe2": BAILINGMOE2,
     "bert": BERT,
+    "bloom": BLOOM,
     "cohere2": COHERE2,
     "command-r": COMMAND_R,
     "deepseek2": DEEPSEEK2,
@@ -72,6 +80,7 @@ TABLE: Mapping[str, Architecture] = {
     "ernie4_5": ERNIE4_5,
     "ernie4_5-moe": ERNIE4_5_MOE,
     "exaone": EXAONE,
+    "exaone-moe": EXAONE_MOE,
     "exaone4": EXAONE4,
     "falcon": FALCON,
     "falcon-h1": FALCON_H1,
@@ -90,6 +99,7 @@ TABLE: Mapping[str, Architecture] = {
     "granitehybrid": GRANITEHYBRID,
     "granitemoe": GRANITEMOE,
     "hunyuan-dense": HUNYUAN_DENSE,
+    "hunyuan-moe": HUNYUAN_MOE,
     "internlm2": INTERNLM2,
     "jamba": JAMBA,
     "lfm2": LFM2,
@@ -99,8 +109,10 @@ TABLE: Mapping[str, Architecture] = {
     "mamba": MAMBA,
     "mamba2": MAMBA2,
     "minicpm": MINICPM,
+    "minicpm3": MINICPM3,
     "minimax-m2": MINIMAX_M2,
     "mistral3": MISTRAL3,
+    "mpt": MPT,
     "nemotron": NEMOTRON,
     "nemotron_h": NEMOTRON_H,
     "nemotron_h_moe": NEMOTRON_H,
@@ -121,5 +133,6 @@ TABLE: Mapping[str, Architecture] = {
     "smollm3": SMOLLM3,
     "stablelm": STABLELM,
     "starcoder2": STARCODER2,
+    "xverse": INTERNLM2,
 }
 """`general.architecture` -> architecture. Mistral's first models have the architecture llama."""

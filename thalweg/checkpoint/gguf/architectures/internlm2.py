@@ -1,4 +1,4 @@
-"""InternLM 2 and 2.5: Llama's layers under other names, which files do not have."""
+"""InternLM 2 and 2.5, and dense XVERSE: Llama's layers under other names, which files do not have."""
 
 from __future__ import annotations
 
