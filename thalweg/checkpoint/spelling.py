@@ -54,6 +54,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "hidden_dim": "intermediate_size", "activation": "hidden_act",
     },
     "baichuan": {"model_max_length": "max_position_embeddings"},
+    "chameleon": {"vq_config": "vision_config"},
     "exaone": {"num_layers": "num_hidden_layers"},
     **{key: {"attention_head_dim": "head_dim"} for key in ("hunyuan_vl", "hunyuan_vl_text")},
     "kosmos_2_text_model": {

@@ -61,6 +61,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "CamembertForTokenClassification": f"{_FAMILIES}.roberta:roberta_of_tokens",
     "CamembertModel": f"{_FAMILIES}.roberta:roberta",
     "CanaryForConditionalGeneration": f"{_FAMILIES}.canary:canary",
+    "ChameleonForConditionalGeneration": f"{_FAMILIES}.chameleon:chameleon",
     "ChatGLMForConditionalGeneration": f"{_FAMILIES}.chatglm:chatglm",
     "ChatGLMModel": f"{_FAMILIES}.chatglm:chatglm",
     "CLIPModel": f"{_FAMILIES}.clip:clip",

@@ -67,6 +67,7 @@ from thalweg.models.vision.sam_pair import SamPairEncoder
 from thalweg.models.vision.swin_source import SwinEncoder
 from thalweg.models.vision.tile_source import TileEncoder
 from thalweg.models.vision.tower import VisionEncoder
+from thalweg.models.vision.vq_encoder import VqEncoder
 from thalweg.models.vision.wav2vec import Wav2VecEncoder
 from thalweg.models.vision.window_conformer import WindowConformer
 from thalweg.models.voices.code2wav import Code2WavNetwork
@@ -146,7 +147,9 @@ TEXTS: Mapping[type, Callable[..., Any]] = {spec.TextTable: TextEmbedder, spec.P
 """The same of texts to be spoken."""
 
 
-def _vision_encoder(part: Any) -> type[VisionEncoder | SamEncoder | MaskedEncoder | PatchEmbedding]:
+def _vision_encoder(part: Any) -> type[VisionEncoder | SamEncoder | MaskedEncoder | PatchEmbedding | VqEncoder]:
+    if isinstance(part, spec.VqEncoderSpec):
+        return VqEncoder
     if isinstance(part, spec.SamPairSpec):
         return SamPairEncoder
     if isinstance(part, spec.SamSpec):

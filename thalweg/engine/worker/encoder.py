@@ -16,6 +16,7 @@ from thalweg.models.vision.audio_encoder import AudioEncoder
 from thalweg.models.vision.clip_encoder import ClipEncoder
 from thalweg.models.vision.sam import SamEncoder
 from thalweg.models.vision.tower import VisionEncoder
+from thalweg.models.vision.vq_encoder import VqEncoder
 from thalweg.models.voices.code2wav import Code2WavNetwork
 from thalweg.models.voices.mimi import MimiNetwork
 from thalweg.models.voices.vits import VitsNetwork
@@ -32,6 +33,7 @@ class EncoderNetwork:
     model: (
         VisionEncoder
         | SamEncoder
+        | VqEncoder
         | AudioEncoder
         | ClipEncoder
         | VitsNetwork

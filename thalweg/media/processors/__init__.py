@@ -14,6 +14,7 @@ from thalweg.media.processors.aria import Aria, aria
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.blip import Blip, blip
 from thalweg.media.processors.blip_2 import Blip2, Blip2Source, blip_2
+from thalweg.media.processors.chameleon import Chameleon, chameleon
 from thalweg.media.processors.clip import Clip, ClipVector, clip, clip_vector
 from thalweg.media.processors.cosmos3 import Cosmos3Edge, cosmos3_edge
 from thalweg.media.processors.deepseek_vl import DeepseekVL, Janus, deepseek_vl, janus, multi_modality
@@ -125,6 +126,7 @@ Processor = (
     | Blip
     | Blip2
     | Blip2Source
+    | Chameleon
     | Clip
     | ClipVector
     | Cosmos3Edge
@@ -211,6 +213,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Blip2ForConditionalGeneration": blip_2,
     "BlipForConditionalGeneration": blip,
     "CLIPModel": clip_vector,
+    "ChameleonForConditionalGeneration": chameleon,
     "Cohere2VisionForConditionalGeneration": cohere2_vision,
     "CohereCompassForConditionalGeneration": qwen3_vl,
     "ColModernVBertForRetrieval": colmodernvbert,

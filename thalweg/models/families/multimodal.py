@@ -30,7 +30,7 @@ from thalweg.models.families.towers.common import outer_config, vision_config
 from thalweg.models.families.towers.gemma3 import gemma3 as gemma3_tower
 from thalweg.models.families.towers.gemma3 import vectors
 from thalweg.models.families.towers.pixtral import pixtral
-from thalweg.models.spec import Layer, ModelSpec, MoE, Names, SamSpec, VisionSpec
+from thalweg.models.spec import Layer, ModelSpec, MoE, Names, SamSpec, VisionSpec, VqEncoderSpec
 
 PREFIXES = (
     ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model."),
@@ -64,7 +64,7 @@ TEXT: dict[str, Callable[[Config], ModelSpec]] = {
     "qwen3_moe": qwen3.qwen3_moe,
 }
 """Language models that encoders stand before, by the `model_type` of the text part."""
-Tower = tuple[VisionSpec | SamSpec, tuple[str, ...]]
+Tower = tuple[VisionSpec | SamSpec | VqEncoderSpec, tuple[str, ...]]
 """An encoder, and prefixes of tensors that it leaves unread."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -95,7 +95,8 @@ class LMHead:
         stored_entry = {"in_features": spec.hidden, "out_features": here, **linear_spec(form)}
         self._op = ctx.bind(ops.linear, **stored_entry)
         # A positive scale and a cap keep the order, but change the reported logits.
-        plain = ctx.mesh.tensor.size == 1 and spec.logit_scale == 1.0 and not spec.logit_softcap and "bias" not in weights
+        unchanged = spec.logit_scale == 1.0 and not spec.logit_softcap and not spec.banned_tokens and "bias" not in weights
+        plain = ctx.mesh.tensor.size == 1 and unchanged
         self._argmax = ctx.binder.offer(ops.linear_argmax, self._op, dtype=ctx.dtype, **stored_entry) if plain else None
         weight, stored = weights["weight"], f"{spec.head}.weight"
         adapted = ctx.adapters is not None and not spec.head_normed and ctx.adapters.includes(weight, stored)
@@ -103,6 +104,10 @@ class LMHead:
         self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, form)}
         if "bias" in weights:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
+        if spec.banned_tokens:
+            self.specs["banned"] = ParamSpec(
+                weights["banned"], "float32", make=partial(_banned_logits, spec.vocab, spec.banned_tokens)
+            )
 
     def __call__(self, p: Mapping[str, Any], x: Array, rows: AdapterRows | None = None) -> Array:
         """rows: the adapters of x, where the step's may change this matrix. None: they do not."""
@@ -113,6 +118,8 @@ class LMHead:
         if self._scale != 1.0:
             logits = logits * self._scale
         logits = torch.tanh(logits / self._cap) * self._cap if self._cap else logits
+        if "banned" in p:
+            logits = torch.minimum(logits, p["banned"])
         return functional.pad(logits, (0, self._absent), value=NEVER) if self._absent else logits
 
     @property
@@ -124,3 +131,10 @@ class LMHead:
         assert self._argmax is not None
         found: tuple[Array, Array] = self._argmax(x, p["weight"], None)
         return found
+
+
+def _banned_logits(vocab: int, banned: Sequence[int]) -> Array:
+    """The largest logit of each token, f32[vocab]: infinity, and the lowest float32 of banned tokens."""
+    most = torch.full((vocab,), torch.inf, dtype=torch.float32)
+    most[torch.tensor(banned)] = torch.finfo(torch.float32).min
+    return most

@@ -93,7 +93,8 @@ class ScaleLayer:
 
 class HeadLayerNorm:
     """Layer normalisation of each head in float32: x [T, heads * n] -> the same shape. The weight has n values for each head,
-    and there is no bias, or the heads share n values of each (`HeadNorm.shared`). `HeadNorm.apart`: RMSNorm instead."""
+    as has the bias of `HeadNorm.biased`, or the heads share n values of each (`HeadNorm.shared`). `HeadNorm.apart`: RMSNorm
+    instead."""
 
     def __init__(self, ctx: Context, spec: HeadNorm, head_dim: int, weights: Mapping[str, Any]) -> None:
         self._head_dim, self._eps, self._mean = head_dim, spec.eps, spec.mean
@@ -109,7 +110,7 @@ class HeadLayerNorm:
         wide = wide - wide.mean(-1, keepdim=True) if self._mean else wide
         wide = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self._eps) * weight
         if "bias" in p:
-            wide = wide + p["bias"].to(torch.float32)
+            wide = wide + p["bias"].reshape(-1, self._head_dim).to(torch.float32)
         return wide.to(x.dtype).flatten(-2)
 
 

@@ -114,6 +114,7 @@ from thalweg.models.spec.tile_source import TileSource
 from thalweg.models.spec.transcript import CTCHead, TranscriptHead, TransducerHead
 from thalweg.models.spec.vision import AttentionPoolSpec, ProjectorSpec, VisionSpec
 from thalweg.models.spec.vits import VitsSpec, VocoderSpec
+from thalweg.models.spec.vq_encoder import VqEncoderSpec
 from thalweg.models.spec.wav2vec import PlaceConvolution, Wav2VecSpec
 from thalweg.models.spec.wav2vec_source import Wav2VecSource
 from thalweg.models.spec.waveform import WaveformEncoder
@@ -277,6 +278,7 @@ __all__ = [
     "VisionSpec",
     "VitsSpec",
     "VocoderSpec",
+    "VqEncoderSpec",
     "Wav2VecSource",
     "Wav2VecSpec",
     "WaveformEncoder",

@@ -214,6 +214,8 @@ class Attention:
                 apart = tuple(Source(f"{at}{name.format(i)}.weight", (d,)) for i in range(heads)) if "{}" in name else ()
                 one = Source(f"{at}{name}.weight", (heads, d), heads=heads if key == "k_norm" else 0)
                 result[key] = {"weight": Weight(apart or (one,), None if apart else 0, fill="ones")}
+                if self.norm.biased:
+                    result[key]["bias"] = Weight((replace(one, name=f"{at}{name}.bias"),), 0)
         elif self.norm is not None and self.norm.weight:
             widths = (self.heads * d, self.kv_heads * d) if self.norm.whole else (d, d)
             for key, name, size in list(zip(("q_norm", "k_norm"), (self.norm.q, self.norm.k), widths, strict=True))[:projected]:

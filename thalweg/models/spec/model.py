@@ -40,6 +40,7 @@ from thalweg.models.spec.text_encoder import TextEncoder
 from thalweg.models.spec.tile_source import TileSource
 from thalweg.models.spec.vision import VisionSpec
 from thalweg.models.spec.vits import VitsSpec
+from thalweg.models.spec.vq_encoder import VqEncoderSpec
 from thalweg.models.spec.wav2vec import Wav2VecSpec
 from thalweg.models.spec.window_conformer import WindowConformerSpec
 from thalweg.models.tail import Pooling
@@ -213,6 +214,8 @@ class ModelSpec:
     """Each row of the output matrix is divided by its length."""
     logit_softcap: float = 0.0
     """0 = off; else logits become cap * tanh(logits / cap)."""
+    banned_tokens: tuple[int, ...] = ()
+    """Tokens that only prompts contain. Their logits are the lowest float32."""
     root: str = "model."
     layer: str = "layers.{}."
     embed: str = "embed_tokens"
@@ -251,7 +254,7 @@ class ModelSpec:
         | None
     ) = None
     """The audio encoder. Its vectors replace placeholders of a prompt."""
-    vision: VisionSpec | SamSpec | None = None
+    vision: VisionSpec | SamSpec | VqEncoderSpec | None = None
     """The vision encoder; None: the model is text-only."""
     voice: VitsSpec | MimiSpec | Code2WavSpec | None = None
     """The network that turns utterances into samples. None: the model does not speak."""
@@ -373,6 +376,8 @@ class ModelSpec:
                 name = f"{self.root}{self.logit_bias}"
                 source = Source(f"{name}.row", (self.vocab,), within=TensorView(name, (1, self.vocab), at=0))
                 built["head"]["bias"] = Weight((source,), 0)
+            if self.banned_tokens:
+                built["head"]["banned"] = Weight((table_source("logits of banned tokens", self.vocab),), dtype="float32")
         elif self.pooling.classes is not None:
             built["classes"] = self.pooling.classes.weights(self.root, self.hidden)
         if self.pooling is not None and self.pooling.lexical is not None:

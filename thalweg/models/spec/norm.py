@@ -176,6 +176,8 @@ class HeadNorm:
     """Layer normalisation without a bias, with a weight per head. Names with {} are those of one head's tensor."""
     shared: bool = False
     """With `mean`: all heads have one weight and one bias, or with `whole` a value of both for each value of all heads."""
+    biased: bool = False
+    """With `mean`: each head has a bias, as it has a weight."""
     apart: bool = False
     """RMSNorm with a weight per head, in tensors [heads, values of a head] of exactly these names."""
 
@@ -188,6 +190,8 @@ class HeadNorm:
             raise ValueError("HeadNorm: weights per head are of RMSNorm, before rotation, and without an offset")
         if self.shared and not self.mean:
             raise ValueError("HeadNorm: shared is only for layer normalisation")
+        if self.biased and (not self.mean or self.shared or "{}" in self.q + self.k):
+            raise ValueError("HeadNorm: a bias per head is of layer normalisation, in one tensor for all heads")
 
 
 @dataclass(frozen=True, slots=True)
