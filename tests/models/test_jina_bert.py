@@ -15,7 +15,9 @@ from safetensors.torch import save_file
 from test_encoders import pooled
 from test_more_encoders import texts
 from torch import Tensor
+from zoo import make_tokenizer
 
+from thalweg import LLM
 from thalweg.errors import UnsupportedModelError
 from thalweg.models import registry
 
@@ -110,6 +112,20 @@ def test_vectors_are_those_of_the_definition(prefix: str, second: bool, platform
     save_file(body, tmp_path / "model.safetensors", {"format": "pt"})
     for got, ids in zip(pooled(Rig(tmp_path, platform=platform, max_len=256), texts()), texts(), strict=True):
         np.testing.assert_allclose(got, states(t, ids).mean(0).numpy(), atol=2e-5)
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_the_files_decide_about_the_format(second: bool, tmp_path: Path) -> None:
+    """A fine-tune's `auto_map` may name local classes, or those of the other format."""
+    t = write(tmp_path, second)
+    save_file({name: w for name, w in t.items() if not name.startswith("classifier")}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG if second else SECOND))
+    make_tokenizer(tmp_path)
+    llm = LLM(str(tmp_path), device="cpu", dtype="float32", max_model_len=256, use_tqdm_on_load=False)
+    ids = [int(i) for i in texts()[0]]
+    (out,) = llm.embed([{"prompt_token_ids": ids}], use_tqdm=False)
+    llm.shutdown()
+    np.testing.assert_allclose(out.outputs.embedding, F.normalize(states(t, ids).mean(0), dim=0).numpy(), atol=2e-5)
 
 
 def test_scores_are_those_of_the_pooled_first_token(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from thalweg.models import names, tying
 from thalweg.models.architectures import ARCHITECTURES
 from thalweg.models.families import tails
 from thalweg.models.families.groups import check_rope
+from thalweg.models.name_formats import mark_format
 from thalweg.models.spec import ModelSpec
 from thalweg.plugins import PluginRegistry, import_attribute
 
@@ -116,8 +117,9 @@ def family(config: Mapping[str, Any]) -> Family:
 
 def declare(config: Mapping[str, Any], path: str | Path) -> tuple[dict[str, Any], ModelSpec]:
     """The spec of a model, and its configuration. Where the files contradict the configuration about the output matrix, it has
-    a mark (`models.tying`), from which `family` gives the same spec. path: a model directory or file. Errors as of `family`,
-    and of its function."""
+    a mark (`models.tying`), from which `family` gives the same spec, and so has a format of tensor names
+    (`models.name_formats`). path: a model directory or file. Errors as of `family`, and of its function."""
+    config = mark_format(config, path)
     spec = base = family(config)(config)
     if spec.pooling is not None:
         if config.get("classifier_from_token") is None:  # no output matrix is read

@@ -10,13 +10,12 @@ from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.bert import encoder
 from thalweg.models.families.bloom import slopes
 from thalweg.models.families.common import act, both_ways, classes, hidden_size, mlp, pooling
+from thalweg.models.name_formats import KEY, QK_POST_NORM
 from thalweg.models.spec import HeadNorm, Layer, LayerNorm, ModelSpec, NestedNorm, Norms
 from thalweg.models.tail import Pooling
 
 GATES = {"geglu": "gelu", "reglu": "relu", "swiglu": "silu"}
 """feed_forward_type -> the activation of the gate."""
-SECOND = "qk-post-norm"
-"""Part of the name of the second format, which `auto_map` has for each class."""
 
 
 def jina_bert(config: Config) -> ModelSpec:
@@ -59,6 +58,8 @@ def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> Model
 
 
 def _has_second_format(config: Config) -> bool:
-    """By the repository of its classes, the only place where config.json names it."""
+    """By the files, or where they are not read, by the repository of its classes, the only hint in config.json."""
+    if KEY in config:
+        return bool(config[KEY] == QK_POST_NORM)
     classes_of = config.get("auto_map")
-    return isinstance(classes_of, dict) and any(SECOND in str(name) for name in classes_of.values())
+    return isinstance(classes_of, dict) and any(QK_POST_NORM in str(name) for name in classes_of.values())
