@@ -42,11 +42,17 @@ class AudioDecoder:
 
 
 def samples_of(given: Any, param: str) -> np.ndarray:
-    """Samples that a caller of Python has: f32[n] at RATE, or (samples, rate); several channels are [channels, n] or [n,
-    channels]. RequestError."""
-    rate = RATE
+    """As `read_samples`, at RATE."""
+    wave, rate = read_samples(given, param)
+    return resample(wave, rate or RATE, RATE)
+
+
+def read_samples(given: Any, param: str) -> tuple[np.ndarray, int]:
+    """(f32[n] of one channel, samples per second) of samples that a caller of Python has: (samples, rate), or samples, whose
+    rate is 0 here: that of the model. Several channels are [channels, n] or [n, channels]. RequestError."""
+    rate = 0
     if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[1], int | float | np.integer):
-        given, rate = given[0], int(given[1])
+        given, rate = given[0], int(given[1]) or -1
     if hasattr(given, "detach"):  # a tensor of torch, which is not imported here
         given = given.detach().float().cpu().numpy()
     if isinstance(given, Sequence) and not isinstance(given, str | bytes):
@@ -56,7 +62,7 @@ def samples_of(given: Any, param: str) -> np.ndarray:
             raise RequestError(f"{param} must be samples, or (samples, rate)", param) from None
     if not isinstance(given, np.ndarray) or given.dtype.kind not in "fiu" or given.ndim not in (1, 2) or not given.size:
         raise RequestError(f"{param} must be samples, or (samples, rate), not {type(given).__name__}", param)
-    if not 1_000 <= rate <= 768_000:
+    if rate and not 1_000 <= rate <= 768_000:
         raise RequestError(f"{param}: {rate} samples a second; 1000 to 768000 are taken", param)
     wave = given.astype(np.float32)
     if given.dtype.kind in "iu":
@@ -65,4 +71,4 @@ def samples_of(given: Any, param: str) -> np.ndarray:
         wave = wave.mean(int(np.argmin(wave.shape)))
     if not np.isfinite(wave).all():
         raise RequestError(f"{param} holds NaN or inf", param)
-    return resample(wave, rate, RATE)
+    return wave, rate

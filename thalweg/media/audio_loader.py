@@ -10,7 +10,6 @@ from thalweg.host import envs
 from thalweg.media.audio_decoder import AudioDecoder
 from thalweg.media.audio_processors import AudioProcessor
 from thalweg.media.digests import Digests
-from thalweg.media.mel import RATE
 
 
 class ProcessedAudio(msgspec.Struct, frozen=True):
@@ -31,7 +30,7 @@ class AudioLoader:
     def __init__(self, processor: AudioProcessor, cells: int) -> None:
         self._processor, self._gate = processor, AudioDecoder(cells, envs.audio_seconds())
         self._most, self._seconds = envs.upload_bytes(), envs.audio_seconds()
-        self._digests = Digests("audio", processor)
+        self._digests, self.rate = Digests("audio", processor), processor.rate
 
     def close(self) -> None:
         self._gate.close()
@@ -40,12 +39,13 @@ class AudioLoader:
         """Of a file's bytes. at: the place in the request. RequestError, UnavailableError."""
         if len(data) > self._most:
             raise RequestError(f"{at}: more than {self._most / (1 << 20):g} MiB; send a smaller file", at)
-        return self.of(self._gate.decode(data, RATE, at), at)
+        return self.of(self._gate.decode(data, self.rate, at), at)
 
     def of(self, samples: np.ndarray, at: str) -> ProcessedAudio:
-        """Of f32[samples] at RATE. RequestError."""
-        if samples.size > self._seconds * RATE:
-            raise RequestError(f"{at}: lasts {samples.size / RATE:.0f} seconds, and at most {self._seconds:g} are taken", at)
+        """Of f32[samples] at `rate`. RequestError."""
+        if samples.size > self._seconds * self.rate:
+            seconds = samples.size / self.rate
+            raise RequestError(f"{at}: lasts {seconds:.0f} seconds, and at most {self._seconds:g} are accepted", at)
         if problem := self._processor.problem(samples.size):
             raise RequestError(f"{at}: {problem}", at)
         mel, frames = self._processor.mel(samples), self._processor.frames(samples.size)

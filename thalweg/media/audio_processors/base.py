@@ -19,6 +19,8 @@ F32, I32 = np.float32, np.int32
 class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Settings of one model. Its encoder reads a clip in chunks of frames, which it halves a few times."""
 
+    rate: int = RATE
+    """Samples per second of clips, as the encoder reads them."""
     token: int
     """The id that stands for one vector."""
     marker: str = ""
@@ -66,14 +68,14 @@ class AudioProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A last part of less than HOP samples is left out. Else silence follows it."""
 
     def frames(self, samples: int) -> int:
-        """Frames of a clip with `samples` samples at RATE."""
+        """Frames of a clip with `samples` samples at `rate`."""
         if self.lengthen:
             samples = max(samples, self.least * HOP)
         return samples // HOP if self.cut else -(-samples // HOP)
 
     def problem(self, samples: int) -> str:
         """Why a clip of `samples` samples is rejected, as an error message for the client. "": accepted."""
-        seconds = samples / RATE
+        seconds = samples / self.rate
         if seconds > self.most:
             return f"lasts {seconds:.1f} seconds, and this model accepts {self.most:g} at once: send it in parts"
         if self.frames(samples) < self.least:

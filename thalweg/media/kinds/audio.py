@@ -13,11 +13,12 @@ from thalweg.checkpoint.config import Config
 from thalweg.engine.messages import Input
 from thalweg.errors import RequestError
 from thalweg.hal.step import StepBatch
-from thalweg.media.audio_decoder import samples_of
+from thalweg.media.audio_decoder import read_samples
 from thalweg.media.audio_loader import AudioLoader, ProcessedAudio
 from thalweg.media.audio_processors import AudioProcessor, load_audio_processor
 from thalweg.media.gate import check_size, decode_base64
 from thalweg.media.kinds.base import READERS, MediaKind, MediaReader, MediaSettings, MediaSource, PartType, read_url
+from thalweg.media.resample import resample
 
 
 class AudioReader(MediaReader):
@@ -28,7 +29,8 @@ class AudioReader(MediaReader):
 
     def read(self, source: MediaSource, data: bytes) -> ProcessedAudio:
         if source.samples is not None:
-            return self._sounds.of(source.samples, source.at)
+            rate = self._sounds.rate
+            return self._sounds.of(resample(source.samples, source.rate or rate, rate), source.at)
         return self._sounds.read(data, source.at)
 
     def count(self, value: ProcessedAudio) -> int:
@@ -89,7 +91,8 @@ class AudioKind(MediaKind):
             return MediaSource(self.name, at, url=value)
         if isinstance(value, bytes | bytearray):
             return MediaSource(self.name, at, data=check_size(bytes(value), at))
-        return MediaSource(self.name, at, samples=samples_of(value, at))
+        samples, rate = read_samples(value, at)
+        return MediaSource(self.name, at, samples=samples, rate=rate)
 
     def split_items(self, value: Any) -> Sequence[Any]:
         return value if isinstance(value, list | tuple) and not _is_one(value) else [value]

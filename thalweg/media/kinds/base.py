@@ -49,6 +49,8 @@ class MediaSource:
     """The client's name for it. A cached item may have only this."""
     samples: np.ndarray | None = None
     """Of a recording that the caller decoded."""
+    rate: int = 0
+    """Samples per second of these. 0: as the model reads them."""
     decoding: Mapping[str, Any] = field(default_factory=dict)
     """The request's part of `media_io_kwargs` for this kind, checked. It replaces settings of the operator."""
 
