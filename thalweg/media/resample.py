@@ -16,13 +16,18 @@ ROWS = 1 << 15
 """Outputs computed at once."""
 
 
+def count_later(rate: int, to: int) -> int:
+    """Samples at `rate` behind its own place that a sample of the result depends on."""
+    return 0 if rate == to else math.ceil(CROSSINGS / _band(rate, to))
+
+
 def resample(sound: np.ndarray, rate: int, to: int) -> np.ndarray:
     """f32[samples] at `rate` a second -> f32[ceil(samples * to / rate)]."""
     if rate == to or not sound.size:
         return sound.astype(np.float32, copy=False)
     shared = math.gcd(rate, to)
     up, down = to // shared, rate // shared
-    band = EDGE * min(1.0, up / down)
+    band = _band(rate, to)
     half = math.ceil(CROSSINGS / band)
     count = -(-sound.size * up // down)
     padded = np.concatenate([np.zeros(half, np.float32), sound, np.zeros(half + down + 1, np.float32)], dtype=np.float32)
@@ -40,6 +45,11 @@ def resample(sound: np.ndarray, rate: int, to: int) -> np.ndarray:
             rows = min(ROWS, mine.size - at)
             mine[at : at + rows] = windows[begin : begin + (rows - 1) * down + 1 : down] @ taps
     return out
+
+
+def _band(rate: int, to: int) -> float:
+    """The band that passes, as a part of the input's."""
+    return EDGE * min(1.0, to / rate)
 
 
 def _kaiser(x: np.ndarray) -> np.ndarray:

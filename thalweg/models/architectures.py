@@ -514,6 +514,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "VoxtralForConditionalGeneration": f"{_FAMILIES}.audio_chat:voxtral",
     "VoxtralRealtimeForConditionalGeneration": f"{_FAMILIES}.voxtral_realtime:voxtral_realtime",
     "VoyageQwen3BidirectionalEmbedModel": f"{_FAMILIES}.voyage:voyage_qwen3",
+    "KyutaiSpeechToTextForConditionalGeneration": f"{_FAMILIES}.kyutai:kyutai",
     "CsmForConditionalGeneration": f"{_FAMILIES}.csm:csm",
     "HCXVisionV2ForCausalLM": f"{_FAMILIES}.hyperclovax_vision:hyperclovax_vision",
     "HyperCLOVAXVisionV2ForConditionalGeneration": f"{_FAMILIES}.hyperclovax_vision:hyperclovax_vision",

@@ -60,6 +60,7 @@ from thalweg.models.vision.disentangled_clip import DisentangledClipEncoder
 from thalweg.models.vision.fastconformer import FastConformer
 from thalweg.models.vision.masked import MaskedEncoder
 from thalweg.models.vision.memory_encoder import MemoryEncoder
+from thalweg.models.vision.mimi_encoder import MimiEncoder
 from thalweg.models.vision.patch_embedding import PatchEmbedding
 from thalweg.models.vision.patch_source import PatchEncoder
 from thalweg.models.vision.sam import SamEncoder
@@ -131,6 +132,7 @@ AUDIO: Mapping[type, Callable[..., Any]] = {
     spec.DisentangledClipSpec: DisentangledClipEncoder,
     spec.FastConformerSpec: FastConformer,
     spec.MemoryEncoderSpec: MemoryEncoder,
+    spec.MimiEncoderSpec: MimiEncoder,
     spec.Wav2VecSpec: Wav2VecEncoder,
     spec.WindowConformerSpec: WindowConformer,
 }

@@ -16,6 +16,7 @@ from thalweg.media.audio_processors.fun_asr_nano import fun_asr_nano
 from thalweg.media.audio_processors.granite_speech import granite_speech
 from thalweg.media.audio_processors.granite_speech5 import granite_speech5
 from thalweg.media.audio_processors.kaldi import lasr, wav2vec2_bert
+from thalweg.media.audio_processors.kyutai import kyutai
 from thalweg.media.audio_processors.parakeet import nemotron_asr, parakeet
 from thalweg.media.audio_processors.phi4_multimodal import phi4_multimodal
 from thalweg.media.audio_processors.voxtral_realtime import voxtral_realtime
@@ -161,6 +162,7 @@ AUDIO_PROCESSORS: Mapping[str, Callable[[Config, Config], AudioProcessor]] = {
 """`architectures` entry of config.json -> the function that builds its audio processor."""
 
 TOKEN_FILE_PROCESSORS: Mapping[str, Callable[[Config, Config, Path], AudioProcessor]] = {
+    "KyutaiSpeechToTextForConditionalGeneration": kyutai,
     "VoxtralRealtimeForConditionalGeneration": voxtral_realtime,
 }
 """The same of models whose prompts follow from the tokenizer's file."""

@@ -13,7 +13,7 @@ from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.parts.frames import Frames
 from thalweg.hal.step import StepBatch
-from thalweg.media.audio_processors.base import AudioProcessor
+from thalweg.media.audio_processors.stream import StreamAudio
 from thalweg.media.mel import HOP, RATE, WINDOW, spectrum
 from thalweg.media.part_batch import make_part_batch
 from thalweg.media.processors.base import outer
@@ -30,10 +30,7 @@ PAD = "[STREAMING_PAD]"
 PAD_ID, BOS = 32, 1
 
 
-class VoxtralRealtimeAudio(AudioProcessor, frozen=True, kw_only=True):
-    """`token` is the token for an instant without text."""
-
-    whole_prompt: bool = True
+class VoxtralRealtimeAudio(StreamAudio, frozen=True, kw_only=True):
     first: int
     """The token that prompts begin with."""
     before: int
@@ -55,10 +52,6 @@ class VoxtralRealtimeAudio(AudioProcessor, frozen=True, kw_only=True):
         """With the silence around the clip."""
         return self.chunk * (self.before + -(-samples // self.step) + self.delay + 1 + BUFFER)
 
-    def problem(self, samples: int) -> str:
-        seconds = samples / RATE
-        return "" if seconds <= self.most else f"lasts {seconds:.1f} seconds, and this model accepts {self.most:g} at once"
-
     def count(self, frames: int) -> int:
         return frames // self.chunk
 
@@ -69,7 +62,6 @@ class VoxtralRealtimeAudio(AudioProcessor, frozen=True, kw_only=True):
         return spectrum(wave, self.bins, top=TOP)
 
     def live(self, sound: np.ndarray) -> np.ndarray:
-        """The same of the begin of a stream: only frames of tokens whose samples are all there, and no silence behind."""
         wave = np.concatenate((np.zeros(self.before * self.step, F32), sound.astype(F32)))
         result = spectrum(wave, self.bins, top=TOP)
         known = max(0, (wave.size - WINDOW // 2) // HOP + 1)

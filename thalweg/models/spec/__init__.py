@@ -59,6 +59,7 @@ from thalweg.models.spec.memory import LowRankMLP, MemoryPart, MemoryStreams
 from thalweg.models.spec.memory_encoder import MemoryEncoderSpec, MemoryLayer
 from thalweg.models.spec.memory_gate import GatedMemory
 from thalweg.models.spec.mimi import MimiSpec
+from thalweg.models.spec.mimi_encoder import MimiEncoderSpec
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.modality_moe import ModalityMoE
 from thalweg.models.spec.model import EmbedProjection, Layer, LearnedEmbedding, ModelSpec, Names
@@ -215,6 +216,7 @@ __all__ = [
     "MemoryLayer",
     "MemoryPart",
     "MemoryStreams",
+    "MimiEncoderSpec",
     "MimiSpec",
     "Mixer",
     "MoE",

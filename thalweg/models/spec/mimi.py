@@ -60,9 +60,9 @@ class MimiSpec:
         """Whole on each rank."""
         at, n = self.root, self.hidden
         result: dict[str, Any] = {
-            "semantic": self._quantizer(f"{at}quantizer.semantic_residual_vector_quantizer.", self.semantic),
-            "acoustic": self._quantizer(f"{at}quantizer.acoustic_residual_vector_quantizer.", self.books - self.semantic),
-            "layers": {i: self._layer(f"{at}decoder_transformer.layers.{i}.") for i in range(self.layers)},
+            "semantic": self.quantizer(f"{at}quantizer.semantic_residual_vector_quantizer.", self.semantic),
+            "acoustic": self.quantizer(f"{at}quantizer.acoustic_residual_vector_quantizer.", self.books - self.semantic),
+            "layers": self.transformer(f"{at}decoder_transformer."),
             **self._convolutions(f"{at}decoder.layers."),
         }
         if self.stride > 1:
@@ -71,7 +71,11 @@ class MimiSpec:
             }
         return plain(result)
 
-    def _quantizer(self, at: str, books: int) -> Weights:
+    def transformer(self, at: str) -> dict[int, Any]:
+        """Weights of the layers with names that begin with `at`."""
+        return {i: self._layer(f"{at}layers.{i}.") for i in range(self.layers)}
+
+    def quantizer(self, at: str, books: int, project: str = "output_proj") -> Weights:
         tables = {
             i: {
                 "sums": Weight((Source(f"{at}layers.{i}.codebook.embed_sum", (self.codes, self.inner_codes)),)),
@@ -79,7 +83,8 @@ class MimiSpec:
             }
             for i in range(books)
         }
-        return {"tables": tables, "project": convolution(f"{at}output_proj", self.hidden, self.inner_codes, 1, bias=False)}
+        sizes = (self.inner_codes, self.hidden) if project == "input_proj" else (self.hidden, self.inner_codes)
+        return {"tables": tables, "project": convolution(f"{at}{project}", *sizes, 1, bias=False)}
 
     def _layer(self, at: str) -> Weights:
         n, a, size = self.hidden, f"{at}self_attn.", self.hidden // self.heads

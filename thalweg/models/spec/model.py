@@ -24,6 +24,7 @@ from thalweg.models.spec.loop_input import LoopInput
 from thalweg.models.spec.memory import MemoryPart, MemoryStreams
 from thalweg.models.spec.memory_encoder import MemoryEncoderSpec
 from thalweg.models.spec.mimi import MimiSpec
+from thalweg.models.spec.mimi_encoder import MimiEncoderSpec
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.patch_source import PatchSource
@@ -249,6 +250,7 @@ class ModelSpec:
         | ConformerTranscriberSpec
         | FastConformerSpec
         | MemoryEncoderSpec
+        | MimiEncoderSpec
         | Wav2VecSpec
         | WindowConformerSpec
         | None

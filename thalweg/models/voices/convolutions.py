@@ -12,13 +12,21 @@ from thalweg.hal.step import Array
 from thalweg.models.weights import ParamSpec, Weight
 
 
-def convolve(p: Mapping[str, Array], x: Array, *, padding: int = 0, dilation: int = 1, groups: int = 1) -> Array:
+def convolve(
+    p: Mapping[str, Array], x: Array, *, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1
+) -> Array:
     """With "lengths", each output's matrix is scaled to its length."""
     kernel = p["kernel"]
     if "lengths" in p:
         kernel = kernel * (p["lengths"] / kernel.norm(dim=(1, 2), keepdim=True))
-    result: Array = functional.conv1d(x[None], kernel, p.get("bias"), padding=padding, dilation=dilation, groups=groups)[0]
+    result: Array = functional.conv1d(x[None], kernel, p.get("bias"), stride, padding, dilation, groups)[0]
     return result
+
+
+def convolve_causal(p: Mapping[str, Array], x: Array, *, stride: int = 1, dilation: int = 1) -> Array:
+    """Silence precedes x: no output depends on later places than those of its own stride."""
+    padded = functional.pad(x, ((p["kernel"].shape[-1] - 1) * dilation + 1 - stride, 0))
+    return convolve(p, padded, stride=stride, dilation=dilation)
 
 
 def normalise(p: Mapping[str, Array], x: Array, eps: float) -> Array:

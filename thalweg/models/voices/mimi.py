@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from thalweg.hal.ops.activation import activate
 from thalweg.hal.parts.utterance import Utterance
 from thalweg.hal.step import Array, Params, State, Step, StepBatch, StepResult
 from thalweg.models import spec
-from thalweg.models.layers.rotary import cos_sin_table
-from thalweg.models.voices.convolutions import convolve, float32_specs, normalise, rotate
+from thalweg.models.voices.convolutions import convolve, convolve_causal, float32_specs
+from thalweg.models.voices.mimi_layers import code_vectors, read_places, run_layer
 
 Parts = Mapping[Any, Any]
-LEAST_USE = 1e-5
-"""Of a code's count, by which its sum of vectors is divided."""
 
 
 class MimiNetwork:
@@ -55,43 +52,25 @@ class MimiNetwork:
         """[hidden, frames]."""
         result = torch.zeros((), device=codes.device)
         for i in range(codes.shape[1]):
-            at, table = codes[:, i], p["tables"][i]
-            result = result + table["sums"][at] / table["uses"][at].clamp(min=LEAST_USE)[:, None]
+            result = result + code_vectors(p["tables"][i], codes[:, i])
         return convolve(p["project"], result.T)
 
     def _transform(self, layers: Parts, x: Array) -> Array:
         """x [T, hidden]."""
-        s, n = self.spec, len(x)
-        size = s.hidden // s.heads
-        table = cos_sin_table(s.rope.parameters, size, s.rope.trained, n).to(x.device)
-        place = torch.arange(n, device=x.device)
-        apart = place[:, None] - place
-        seen = (apart >= 0) & (apart < s.window)
-        for i in range(s.layers):
-            p = layers[i]
-            y = normalise(p["norm1"], x, s.eps)
-            q, k, v = (functional.linear(y, p[c]["matrix"], p[c].get("bias")).view(n, -1, size).transpose(0, 1) for c in "qkv")
-            q, k = rotate(q, table), rotate(k, table)
-            k, v = (each.repeat_interleave(s.heads // s.kv_heads, 0) for each in (k, v))
-            y = functional.scaled_dot_product_attention(q, k, v, seen).transpose(0, 1).reshape(n, -1)
-            x = x + p["scale1"] * functional.linear(y, p["out"]["matrix"], p["out"].get("bias"))
-            y = activate(functional.linear(normalise(p["norm2"], x, s.eps), p["up"]["matrix"]), s.act)
-            x = x + p["scale2"] * functional.linear(y, p["down"]["matrix"])
+        places = read_places(self.spec, x)
+        for i in range(self.spec.layers):
+            x = run_layer(self.spec, layers[i], x, places)
         return x
 
     def _convolve(self, p: Params, x: Array) -> Array:
         """x [hidden, T] -> f32[T * product of ratios]."""
         s = self.spec
-        x = _causal(p["enter"], x)
+        x = convolve_causal(p["enter"], x)
         for i, ratio in enumerate(s.ratios):
             up = p["ups"][i]["up"]
             x = functional.conv_transpose1d(functional.elu(x)[None], up["kernel"], up["bias"], stride=ratio)[0][:, :-ratio]
             for j in range(s.blocks):
                 block = p["ups"][i]["blocks"][j]
-                y = _causal(block["first"], functional.elu(x), s.growth**j)
-                x = x + _causal(block["second"], functional.elu(y))
-        return _causal(p["leave"], functional.elu(x))[0]
-
-
-def _causal(p: Parts, x: Array, dilation: int = 1) -> Array:
-    return convolve(p, functional.pad(x, ((p["kernel"].shape[-1] - 1) * dilation, 0)), dilation=dilation)
+                y = convolve_causal(block["first"], functional.elu(x), dilation=s.growth**j)
+                x = x + convolve_causal(block["second"], functional.elu(y))
+        return convolve_causal(p["leave"], functional.elu(x))[0]

@@ -28,15 +28,17 @@ class WindowedAudio:
     """A clip in windows, each with a prompt."""
 
     sound: np.ndarray
-    """f32[samples] at RATE."""
+    """f32[samples] at `rate`."""
     cuts: list[AudioWindow]
     prompts: list[dict[str, Any]]
     language: str = ""
     """Its code. "": unknown."""
+    rate: int = RATE
+    """Samples per second."""
 
     @property
     def seconds(self) -> float:
-        return self.sound.size / RATE
+        return self.sound.size / self.rate
 
 
 class TextFilter:
@@ -76,8 +78,12 @@ class Recognizer(ABC):
     """Can its transcripts have times?"""
     falls_back = False
     """Can its windows be decoded again, or in order (`protocol.WINDOW_FIELDS`)?"""
+    rate: int = RATE
+    """Samples per second, as the model reads them."""
     longest: int
     """Samples that it transcribes at once."""
+    ended = True
+    """Does an end token end a transcript? False: only the end of the audio does."""
     heads = 0
     """Heads that align tokens with audio, for times of words."""
 
@@ -106,8 +112,8 @@ class Recognizer(ABC):
         return None
 
     def decode(self, data: bytes) -> np.ndarray:
-        """A file's samples at RATE. For a thread. RequestError."""
-        sound = self._decoder.decode(data)
+        """A file's samples at `rate`. For a thread. RequestError."""
+        sound = self._decoder.decode(data, self.rate)
         if not sound.size:
             raise ApiError("file: it has no samples", "file")
         return sound

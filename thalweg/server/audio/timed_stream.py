@@ -1,5 +1,5 @@
-"""Transcripts of models that read one vector of audio with each token (Voxtral Realtime): of whole clips, and of audio that
-still comes in."""
+"""Transcripts of models that read one vector of audio with each token (Voxtral Realtime, Kyutai): of whole clips, and of audio
+that still comes in."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 
 from thalweg.engine.client.media import MEDIA
 from thalweg.media.audio_loader import process_audio
-from thalweg.media.audio_processors.voxtral_realtime import VoxtralRealtimeAudio
+from thalweg.media.audio_processors.stream import StreamAudio
 from thalweg.media.audio_windows import windows
 from thalweg.media.digests import Digests
 from thalweg.media.kinds.base import MediaItem, MediaSource
 from thalweg.media.mel import RATE
+from thalweg.media.resample import count_later, resample
 from thalweg.server.audio.plain import check_plain
 from thalweg.server.audio.protocol import AudioRequest
 from thalweg.server.audio.recognizer import Recognizer, WindowedAudio, join_words
@@ -37,11 +38,12 @@ class StreamRecognizer(Recognizer):
         super().__init__(serving)
         model, media = serving.engine.config.model, serving.engine.media
         processor = media.processors.get(KIND) if media is not None else None
-        assert isinstance(processor, VoxtralRealtimeAudio), "such models have no other"
+        assert isinstance(processor, StreamAudio), "such models have no other"
         self.media, self.processor, self.digests = media, processor, Digests(KIND, processor)
-        silence = processor.count(processor.frames(0))
-        self.longest = min(int(processor.most * RATE), (model.max_len - silence) * processor.step)
-        if self.longest < RATE:
+        self.ended = processor.ended
+        self.rate, silence = processor.rate, processor.count(processor.frames(0))
+        self.longest = min(int(processor.most * self.rate), (model.max_len - silence) * processor.step)
+        if self.longest < self.rate:
             raise ApiError(
                 f"model: a context of {model.max_len} tokens has no room for a second of audio; raise --max-model-len", "model"
             )
@@ -51,10 +53,10 @@ class StreamRecognizer(Recognizer):
 
     async def prepare(self, request: AudioRequest, sound: np.ndarray, task: str, ticket: Ticket) -> WindowedAudio:
         assert self.media is not None
-        cuts = windows(sound, self.longest, RATE)
+        cuts = windows(sound, self.longest, self.rate)
         sources = [MediaSource(KIND, "file", samples=sound[w.begin : w.end]) for w in cuts]
         items = await self.media.read_async(sources, tenant_of(current_scope.get()))
-        return WindowedAudio(sound, cuts, [self.media.whole_prompt(item) for item in items])
+        return WindowedAudio(sound, cuts, [self.media.whole_prompt(item) for item in items], rate=self.rate)
 
     def join(self, before: str, after: str) -> str:
         return join_words(before, after)
@@ -72,7 +74,9 @@ class LiveWindow:
         self._held: list[int] = []
         """Tokens whose text may end within a character."""
         self._written = False
-        self.longest = min(recognizer.longest, LIVE_SECONDS * RATE)
+        self.longest = min(recognizer.longest * RATE // recognizer.rate, LIVE_SECONDS * RATE)
+        """Samples at RATE, as clients send them."""
+        self._round = -(-ROUND * self._processor.step * RATE // recognizer.rate)
 
     @property
     def has_audio(self) -> bool:
@@ -92,17 +96,24 @@ class LiveWindow:
             both = np.concatenate((self._sound, waiting[: room + 1]))
             return windows(both, self.longest, RATE)[0].end - self._sound.size, True
         count = min(waiting.size, room - search)
-        return (count, False) if count >= min(ROUND * self._processor.step, room - search) and count > 0 else (0, False)
+        return (count, False) if count >= min(self._round, room - search) and count > 0 else (0, False)
 
     async def push(self, sound: np.ndarray, complete: bool) -> dict[str, Any] | None:
         """The prompt of the next round. None: too little has come."""
         self._sound = np.concatenate((self._sound, sound))
-        read = self._processor.mel if complete else self._processor.live
-        mel = await asyncio.to_thread(read, self._sound)
+        mel = await asyncio.to_thread(self._read, self._sound, complete)
         if self._processor.count(mel.shape[1]) <= len(self._ids):
             return None
         value = process_audio(self._processor, self._digests, mel, mel.shape[1])
         return {"prompt_token_ids": list(self._ids), MEDIA: [MediaItem(KIND, value)]}
+
+    def _read(self, sound: np.ndarray, complete: bool) -> np.ndarray:
+        """The features of samples at RATE. Resampled samples near an end that is not the last change with later ones."""
+        wave = resample(sound, RATE, self._processor.rate)
+        if complete:
+            return self._processor.mel(wave)
+        known = (sound.size - count_later(RATE, self._processor.rate)) * self._processor.rate // RATE
+        return self._processor.live(wave[: max(0, known)])
 
     def is_first_text(self, text: str) -> bool:
         """Is this the first text of the window?"""

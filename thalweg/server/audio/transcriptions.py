@@ -87,6 +87,8 @@ def build_params(recognizer: Recognizer, request: AudioRequest, audio: WindowedA
     fields = {name: value for name in shared_fields(AudioRequest) if (value := getattr(request, name)) is not None}
     if request.decodes_timestamps and isinstance(recognizer, WhisperRecognizer):
         fields |= recognizer.timed_fields()
+    if not recognizer.ended:
+        fields["ignore_eos"] = True
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(
         max_tokens=request.max_completion_tokens or (None if audio is None else recognizer.limit(audio)), output_kind=kind,
