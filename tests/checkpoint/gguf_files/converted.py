@@ -139,10 +139,11 @@ def convert_encoder(
     kind: Callable[[str, tuple[int, ...]], str] = lambda name, shape: "F32", *, dense: Path | None = None,
     edit: Callable[[gguf.GGUFWriter], None] | None = None,
 ) -> Path:  # fmt: skip
-    """As `convert`, of BERT, Nomic BERT, RoBERTa and XLM-RoBERTa with the tokenizer of `zoo.make_bert_tokenizer`."""
+    """As `convert`, of BERT, Nomic BERT, ModernBERT and (XLM-)RoBERTa with the tokenizer of `zoo.make_bert_tokenizer`."""
     config = json.loads((source / "config.json").read_text())
     cut = config["pad_token_id"] + 1 if "roberta" in config["model_type"] else 0
-    arch = gguf.MODEL_ARCH.NOMIC_BERT if config["model_type"] == "nomic_bert" else gguf.MODEL_ARCH.BERT
+    other = {"nomic_bert": gguf.MODEL_ARCH.NOMIC_BERT, "modernbert": gguf.MODEL_ARCH.MODERN_BERT}
+    arch = other.get(config["model_type"], gguf.MODEL_ARCH.BERT)
     w = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch])
     if arch == gguf.MODEL_ARCH.NOMIC_BERT:
         w.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
@@ -151,9 +152,16 @@ def convert_encoder(
     w.add_embedding_length(config["hidden_size"])
     w.add_feed_forward_length(config["intermediate_size"])
     w.add_head_count(config["num_attention_heads"])
-    w.add_layer_norm_eps(config["layer_norm_eps"])
+    w.add_layer_norm_eps(config.get("layer_norm_eps") or config["norm_eps"])
     w.add_causal_attention(False)
-    w.add_token_type_count(config["type_vocab_size"])
+    w.add_token_type_count(config.get("type_vocab_size", 1))
+    if arch == gguf.MODEL_ARCH.MODERN_BERT:
+        w.add_sliding_window(config["local_attention"])
+        w.add_sliding_window_pattern(3)
+        if config["hidden_activation"] != "gelu":  # as in files of before this key
+            w.add_string(f"{w.arch}.hidden_activation", config["hidden_activation"])
+        for key, layers in (("rope.freq_base", "full_attention"), ("rope.freq_base_swa", "sliding_attention")):
+            w.add_float32(f"{w.arch}.{key}", config["rope_parameters"][layers]["rope_theta"])
     if pooling is not None:
         w.add_pooling_type(pooling)
     _wordpiece_vocabulary(w, source)

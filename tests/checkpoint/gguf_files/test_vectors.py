@@ -42,7 +42,7 @@ def expected(path: Path, ids: list[list[int]], pooling: gguf.PoolingType) -> np.
 
 
 @pytest.mark.parametrize("pooling", sorted(POOL))
-@pytest.mark.parametrize("family", ["bert", "nomic-bert", "roberta", "xlm-roberta"])
+@pytest.mark.parametrize("family", ["bert", "nomic-bert", "modernbert", "roberta", "xlm-roberta"])
 @pytest.mark.slow
 def test_vectors_are_those_of_the_model_that_a_file_was_made_of(family, pooling, tmp_path):
     """Names, positions (cut off before the first one of RoBERTa's), pooling and vocabulary."""
@@ -53,6 +53,14 @@ def test_vectors_are_those_of_the_model_that_a_file_was_made_of(family, pooling,
     assert [tokenizer.encode(t) for t in TEXTS] == ids
     np.testing.assert_allclose(embedded(file), expected(source, ids, pooling), atol=1e-5)
     assert facts(read_config(file), file).max_len == 256
+
+
+@pytest.mark.slow
+def test_a_file_may_name_the_activation_of_modernbert(tmp_path):
+    source = made("modernbert", tmp_path, hidden_activation="silu")
+    file = convert_encoder(source, tmp_path / "m.gguf")
+    ids = [load_tokenizer(source).encode(t) for t in TEXTS]
+    np.testing.assert_allclose(embedded(file), expected(source, ids, gguf.PoolingType.MEAN), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])

@@ -47,6 +47,7 @@ from thalweg.checkpoint.gguf.architectures.minicpm import MINICPM
 from thalweg.checkpoint.gguf.architectures.minicpm3 import MINICPM3
 from thalweg.checkpoint.gguf.architectures.minimax_m2 import MINIMAX_M2
 from thalweg.checkpoint.gguf.architectures.mistral3 import MISTRAL3
+from thalweg.checkpoint.gguf.architectures.modern_bert import MODERN_BERT
 from thalweg.checkpoint.gguf.architectures.mpt import MPT
 from thalweg.checkpoint.gguf.architectures.nemotron import NEMOTRON
 from thalweg.checkpoint.gguf.architectures.nemotron_h import NEMOTRON_H
@@ -112,6 +113,7 @@ TABLE: Mapping[str, Architecture] = {
     "minicpm3": MINICPM3,
     "minimax-m2": MINIMAX_M2,
     "mistral3": MISTRAL3,
+    "modern-bert": MODERN_BERT,
     "mpt": MPT,
     "nemotron": NEMOTRON,
     "nemotron_h": NEMOTRON_H,
