@@ -62,6 +62,7 @@ from recipes import (
     turned,
     turning,
     windows,
+    with_experts,
     xielu,
 )
 from safetensors.numpy import load_file
@@ -85,6 +86,8 @@ class Family:
     """Changes the tensors of a whole model, and returns keys for them, without the prefix of the architecture."""
     source: str = ""
     """The zoo's model, if not the one of this name."""
+    finish: Callable[[Path], None] = lambda directory: None
+    """Changes the directory of the zoo's model, of families that transformers does not have."""
 
 
 _LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
@@ -188,6 +191,9 @@ FAMILIES: dict[str, Family] = {
         "attention.key_length": c["qk_nope_head_dim"] + c["qk_rope_head_dim"],
         "rope.dimension_count": c["qk_rope_head_dim"]},
         edits={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "v_head_dim": 12}),
+    "deepseek": Family("deepseek", lambda c: turning(c) | {
+        "leading_dense_block_count": 1, "expert_feed_forward_length": 24, "expert_weights_scale": 1.0,
+        "expert_shared_count": 2, "rope.scaling.type": "none"}, turned, source="llama", finish=with_experts),
     # served as a family of the same computation, whose transformers model they are compared with
     "internlm2": Family("internlm2", change=turned, source="llama"),
     "xverse": Family("xverse", lambda c: turning(c), turned, source="llama"),
@@ -203,6 +209,7 @@ def make(name: str, directory: Path, **edits: Any) -> Path:
     kind, different = ALL[FAMILIES[name].source or name]
     save(kind(**{**SMALL, **different, **FAMILIES[name].edits, **edits}), directory / name)
     make_tokenizer(directory / name)
+    FAMILIES[name].finish(directory / name)
     return directory / name
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from converted import permuted
+from safetensors.numpy import load_file, save_file
 
 Config = Mapping[str, Any]
 Made = Iterator[tuple[str, np.ndarray]]
@@ -476,6 +479,26 @@ def xielu(tensors: dict[str, np.ndarray], c: Config) -> dict[str, Any]:
         ]
         for name in ("alpha_n", "alpha_p", "beta", "eps")
     }  # fmt: skip
+
+
+def with_experts(directory: Path) -> None:
+    """A Llama of two layers as a DeepSeek-MoE: its second layer has 6 experts and 2 shared ones. transformers has no such
+    class: tests/models/test_by_other_names.py compares the family with parts of its others."""
+    config, weights = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
+    rng, hidden, at = np.random.default_rng(4), config["hidden_size"], "model.layers.1.mlp."
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        del weights[f"{at}{part}.weight"]
+        for name, inner in (("shared_experts", 48), *((f"experts.{i}", 24) for i in range(6))):
+            shape = (hidden, inner) if part == "down_proj" else (inner, hidden)
+            weights[f"{at}{name}.{part}.weight"] = rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32)
+    weights[f"{at}gate.weight"] = rng.normal(0, 0.3, (6, hidden)).astype(np.float32)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    more = {
+        "architectures": ["DeepseekForCausalLM"], "model_type": "deepseek", "n_routed_experts": 6, "n_shared_experts": 2,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1, "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0, "scoring_func": "softmax",
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps({**config, **more}))
 
 
 def joint_qkv(tensors: dict[str, np.ndarray], c: Config) -> dict[str, Any]:

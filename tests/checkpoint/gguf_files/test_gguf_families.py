@@ -63,7 +63,7 @@ def test_text_of_files_is_that_of_their_model(name, tmp_path):
 SCORED = (
     "arcee", "nemotron", "olmo", "olmo-clipped", "stablelm", "stablelm-12b", "apertus", "dots1", "internlm2", "exaone",
     "minicpm", "bailingmoe2",
-    "afmoe", "exaone-moe", "hunyuan-moe", "bloom", "mpt", "mpt-clipped", "minicpm3", "xverse",
+    "afmoe", "exaone-moe", "hunyuan-moe", "bloom", "mpt", "mpt-clipped", "minicpm3", "xverse", "deepseek",
 )  # fmt: skip
 
 

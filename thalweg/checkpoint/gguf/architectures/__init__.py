@@ -14,6 +14,7 @@ from thalweg.checkpoint.gguf.architectures.bert import BERT
 from thalweg.checkpoint.gguf.architectures.bloom import BLOOM
 from thalweg.checkpoint.gguf.architectures.cohere import COHERE2, COMMAND_R
 from thalweg.checkpoint.gguf.architectures.common import Architecture
+from thalweg.checkpoint.gguf.architectures.deepseek import DEEPSEEK
 from thalweg.checkpoint.gguf.architectures.deepseek2 import DEEPSEEK2
 from thalweg.checkpoint.gguf.architectures.dots1 import DOTS1
 from thalweg.checkpoint.gguf.architectures.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
@@ -76,6 +77,7 @@ TABLE: Mapping[str, Architecture] = {
     "bloom": BLOOM,
     "cohere2": COHERE2,
     "command-r": COMMAND_R,
+    "deepseek": DEEPSEEK,
     "deepseek2": DEEPSEEK2,
     "dots1": DOTS1,
     "ernie4_5": ERNIE4_5,
