@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from thalweg.checkpoint.config import architecture
 from thalweg.checkpoint.weights import open_weights
 from thalweg.errors import CheckpointError
 
 KEY = "name_format"
 """Key of a configuration for the format that was found."""
-QK_POST_NORM = "qk-post-norm"
-_JINA = {".mlp.up_gated_layer.": QK_POST_NORM, ".mlp.gated_layers.": ""}
-FORMATS = dict.fromkeys(("JinaBertForMaskedLM", "JinaBertForSequenceClassification", "JinaBertModel"), _JINA)
-"""Architecture -> part of names of tensors -> format."""
+FORMATS = "NAME_FORMATS"
+"""Name of a family's constant: part of names of tensors -> format."""
 
 
-def mark_format(config: Mapping[str, Any], path: str | Path) -> Mapping[str, Any]:
+def mark_format(config: Mapping[str, Any], path: str | Path, family: str) -> Mapping[str, Any]:
     """The configuration, with KEY where the files at `path` show the format. Files that cannot be read show none, which the
-    loader reports."""
-    parts = FORMATS.get(architecture(config), {})
+    loader reports. family: the module of the family, which may have `FORMATS`."""
+    parts: Mapping[str, str] = getattr(sys.modules.get(family), FORMATS, {})
     if not parts:
         return config
     try:

@@ -119,7 +119,8 @@ def declare(config: Mapping[str, Any], path: str | Path) -> tuple[dict[str, Any]
     """The spec of a model, and its configuration. Where the files contradict the configuration about the output matrix, it has
     a mark (`models.tying`), from which `family` gives the same spec, and so has a format of tensor names
     (`models.name_formats`). path: a model directory or file. Errors as of `family`, and of its function."""
-    config = mark_format(config, path)
+    if not foreign(config):
+        config = mark_format(config, path, _LIST.load(_base(architecture(config))[0]).__module__)
     spec = base = family(config)(config)
     if spec.pooling is not None:
         if config.get("classifier_from_token") is None:  # no output matrix is read

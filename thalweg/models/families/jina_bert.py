@@ -10,12 +10,16 @@ from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.bert import encoder
 from thalweg.models.families.bloom import slopes
 from thalweg.models.families.common import act, both_ways, classes, hidden_size, mlp, pooling
-from thalweg.models.name_formats import KEY, QK_POST_NORM
+from thalweg.models.name_formats import KEY
 from thalweg.models.spec import HeadNorm, Layer, LayerNorm, ModelSpec, NestedNorm, Norms
 from thalweg.models.tail import Pooling
 
 GATES = {"geglu": "gelu", "reglu": "relu", "swiglu": "silu"}
 """feed_forward_type -> the activation of the gate."""
+
+QK_POST_NORM = "qk-post-norm"
+NAME_FORMATS = {".mlp.up_gated_layer.": QK_POST_NORM, ".mlp.gated_layers.": ""}
+"""`models.name_formats`: of the authors' two formats."""
 
 
 def jina_bert(config: Config) -> ModelSpec:
