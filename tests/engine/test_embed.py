@@ -77,7 +77,7 @@ def test_a_text_is_encoded_and_too_long_a_one_refused(path: Path) -> None:
         with pytest.raises(RequestError, match="is empty"):
             llm.embed([""], use_tqdm=False)
         for ask in (lambda: llm.generate("a"), lambda: llm.chat([{"role": "user", "content": "a"}])):
-            with pytest.raises(RequestError, match=r"use embed\(\) or score\(\)"):
+            with pytest.raises(RequestError, match=r"does not generate text: use LLM\.embed"):
                 ask()
         with pytest.raises(RequestError, match="must be a PoolingParams"):
             llm.embed("a", pooling_params=SamplingParams())  # type: ignore[arg-type]

@@ -196,7 +196,8 @@ class EarlierSpeech(WireModel):
 
     id: Label | None = None
     data: Text | None = None
-    expires_at: Whole | None = None
+    expires_at: Annotated[Whole, Field(ge=0, le=1 << 40)] | None = None
+    """Unix time in seconds. Not read: the transcript is what counts."""
     transcript: Text | None = None
 
 
