@@ -42,9 +42,12 @@ def test_tokens_are_those_of_transformers(platform, tmp_path):
     assert max(len(set(each)) for each in want) > 4, "sounds change nothing"
     llm = open_llm(tmp_path, device=platform, max_model_len=112, num_gpu_blocks_override=7)
     try:
-        outputs = llm.generate([make_prompt(w) for w in waves], GREEDY, use_tqdm=False)
-        assert [list(o.outputs[0].token_ids) for o in outputs] == want
-        assert {o.outputs[0].finish_reason for o in outputs} == {"length"}
+        for _ in range(5):  # where encodings end one after the other, sequences may never meet
+            outputs = llm.generate([make_prompt(w) for w in waves], GREEDY, use_tqdm=False)
+            assert [list(o.outputs[0].token_ids) for o in outputs] == want
+            assert {o.outputs[0].finish_reason for o in outputs} == {"length"}
+            if llm.stats().preemptions:
+                break
         assert llm.stats().preemptions > 0
         (again,) = llm.generate([make_prompt(waves[0])], GREEDY, use_tqdm=False)
         assert list(again.outputs[0].token_ids) == want[0]
