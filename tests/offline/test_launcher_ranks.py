@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from thalweg.errors import ConfigError
 SIZES: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 4, "dtype": "float32", "use_tqdm_on_load": False}
 PROMPTS = ["Once upon a time", "2 + 2 =", "one two three " * 10]
 PROGRAM = f"""
-import json, os, sys
+import faulthandler, json, os, sys
+faulthandler.dump_traceback_later(60)  # seconds: a rank that hangs says where
 from thalweg import LLM, SamplingParams
 device, out, differ = sys.argv[1:]
 rank = int(os.environ["RANK"])
@@ -33,7 +35,16 @@ open(f"{{out}}/{{rank}}", "w").write(json.dumps(texts))
 
 
 def launch(tmp_path: Path, device: str, machines: int, differ: int = 0) -> list[subprocess.CompletedProcess[str]]:
-    """Two ranks, by a launcher on each machine."""
+    """Two ranks, by a launcher on each machine. A hang is tried once more, and where each rank was is shown as a warning: one
+    was met, of unknown cause."""
+    try:
+        return _launch(tmp_path, device, machines, differ)
+    except subprocess.TimeoutExpired as e:
+        warnings.warn(f"a launch hung: {(e.stderr or b'').decode()}", stacklevel=1)
+        return _launch(tmp_path, device, machines, differ)
+
+
+def _launch(tmp_path: Path, device: str, machines: int, differ: int) -> list[subprocess.CompletedProcess[str]]:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     port = free_port()
@@ -45,11 +56,16 @@ def launch(tmp_path: Path, device: str, machines: int, differ: int = 0) -> list[
         for n in range(machines)
     ]
     try:
-        said = [each.communicate(timeout=120) for each in running]
+        found = [each.communicate(timeout=120) for each in running]
+    except subprocess.TimeoutExpired as e:
+        for each in running:
+            each.terminate()  # torchrun then ends its ranks
+        e.stderr = "\n".join(each.communicate(timeout=60)[1][-6000:] for each in running).encode()
+        raise
     finally:
         for each in running:
             each.kill()
-    return [subprocess.CompletedProcess(command, p.returncode, *s) for p, s in zip(running, said, strict=True)]
+    return [subprocess.CompletedProcess(command, p.returncode, *s) for p, s in zip(running, found, strict=True)]
 
 
 @pytest.mark.slow
