@@ -316,11 +316,11 @@ class Definition:
         chosen = (scores + self.t[f"{at}gate.bias"]).topk(c["num_experts_per_tok"], -1)[1]
         weights = scores.gather(1, chosen)
         weights = weights / weights.sum(-1, keepdim=True) * c["routed_scaling_factor"]
-        each = torch.stack([self.gated(x, f"{at}experts.{e}.") for e in range(c["n_routed_experts"])], 1)
+        each = torch.stack([self.gate_mlp(x, f"{at}experts.{e}.") for e in range(c["n_routed_experts"])], 1)
         y = (each.gather(1, chosen[..., None].expand(-1, -1, x.shape[-1])) * weights[..., None]).sum(1)
-        return y + self.gated(x, f"{at}shared_experts.")
+        return y + self.gate_mlp(x, f"{at}shared_experts.")
 
-    def gated(self, x: Tensor, at: str) -> Tensor:
+    def gate_mlp(self, x: Tensor, at: str) -> Tensor:
         most = self.c["swiglu_limit"]
         gate, up = self.linear(x, f"{at}w1").clamp(max=most), self.linear(x, f"{at}w3").clamp(-most, most)
         return self.linear(F.silu(gate) * up, f"{at}w2")

@@ -108,7 +108,7 @@ class FittedTiles:
         return {"pixel_values": (values - 0.5) / 0.5, "tilings": np.array(tilings)}
 
 
-def published(said: dict[str, Any]) -> dict[str, Any]:
+def spell_config(said: dict[str, Any]) -> dict[str, Any]:
     """config.json as of the authors."""
     kept = {k: v for k, v in said.items() if k not in ("architectures", "vision_config", "image_token_id", "model_type")}
     return {

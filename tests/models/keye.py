@@ -64,7 +64,7 @@ class Keye15(Keye):
         merger.pre_norm, merger.linear_1 = nn.Identity(), nn.Sequential(nn.LayerNorm(wide, 1e-5), merger.linear_1)
 
 
-def published(said: dict[str, Any], name: str) -> dict[str, Any]:
+def spell_config(said: dict[str, Any], name: str) -> dict[str, Any]:
     """config.json as of the authors: keys of the text part are outside."""
     text = {k: v for k, v in said["text_config"].items() if k not in ("model_type", "rope_parameters")}
     rope = said["text_config"]["rope_parameters"]

@@ -125,7 +125,7 @@ def choose(image: Any, side: int) -> tuple[int, int]:
     return min(shown, key=lambda grid: (-shown[grid], math.prod(grid)))
 
 
-def published(said: dict[str, Any]) -> dict[str, Any]:
+def spell_config(said: dict[str, Any]) -> dict[str, Any]:
     eye = said["vision_config"]
     sizes = (
         "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size", "qkv_bias",

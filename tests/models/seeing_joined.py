@@ -24,7 +24,7 @@ LLM = (("model.", "llm.model."), ("lm_head.", "llm.lm_head."))
 LANGUAGE = (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head."))
 
 
-def published(name: str, kind: str, text: str = "text_config", **more: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def spell_config(name: str, kind: str, text: str = "text_config", **more: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """config.json of the authors: both parts, and these keys. text: the key of the text part."""
     return lambda said: {
         "architectures": [name], "model_type": kind, "vision_config": said["vision_config"], "tie_word_embeddings": False,
@@ -77,29 +77,29 @@ JOINED: dict[str, Seeing] = {
             },
             WINDOWS | {"out_hidden_size": 40}, PAD,
         ),
-        PAD, MARKER, *READS, GRID, published=published("HCXVisionV2ForCausalLM", "vlm", image_token_id=IDS[PAD]),
+        PAD, MARKER, *READS, GRID, published=spell_config("HCXVisionV2ForCausalLM", "vlm", image_token_id=IDS[PAD]),
     ),
     "opencua": Seeing(
         config(BOTH, {"model_type": "qwen2"}, WINDOWS, PAD), PAD, PAD, *READS, GRID,
-        published=published("OpenCUAForConditionalGeneration", "opencua", media_placeholder_token_id=IDS[PAD]),
+        published=spell_config("OpenCUAForConditionalGeneration", "opencua", media_placeholder_token_id=IDS[PAD]),
         build=with_encoder(transformers.Qwen2ForCausalLM, MergedQwen), renamed=(("eye.visual.", "vision_tower."), *LANGUAGE),
     ),
     "sarashina2-vision": Seeing(
         config(BOTH, {"model_type": "llama"}, OLD, PAD), PAD, PAD, *READS, GRID,
-        published=published("Sarashina2VisionForCausalLM", "sarashina2_vision", image_token_index=IDS[PAD]),
+        published=spell_config("Sarashina2VisionForCausalLM", "sarashina2_vision", image_token_index=IDS[PAD]),
         build=with_encoder(transformers.LlamaForCausalLM, normed_qwen),
         renamed=(("eye.visual.", "visual."), ("eye.after.", "norm."), *LLM),
     ),
     "points-1.5": Seeing(
         config(BOTH, {"model_type": "qwen2"}, OLD, PAD), PAD, MARKER, *READS, GRID,
-        published=published("POINTSV15ChatModel", "pointsv1.5_chat", "llm_config"),
+        published=spell_config("POINTSV15ChatModel", "pointsv1.5_chat", "llm_config"),
         build=with_encoder(transformers.Qwen2ForCausalLM, MergedQwen),
         renamed=(("eye.visual.merger.", "vision_projector."), ("eye.visual.", "vision_encoder."), *LLM),
     ),
     "tarsier2": Seeing(
         config("Qwen2VLConfig", {"rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12}, OLD_QWEN, PAD),
         PAD, MARKER, *READS, GRID,
-        published=published("Tarsier2ForConditionalGeneration", "llava", image_token_index=IDS[PAD]),
+        published=spell_config("Tarsier2ForConditionalGeneration", "llava", image_token_index=IDS[PAD]),
         renamed=(("model.language_model.", "language_model.model."), ("visual.", "vision_tower."), *LANGUAGE),
         said=lambda said: {**said, "size": {"min_pixels": 256, "max_pixels": 4096}},
     ),

@@ -64,7 +64,7 @@ def bee(config: Any) -> Any:
     return model
 
 
-def renamed(name: str, **more: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def rename_config(name: str, **more: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda said: {**said, "architectures": [name], **more}
 
 
@@ -94,17 +94,17 @@ LLAVA: dict[str, Seeing] = {
         config("LlavaOnevisionConfig", {"model_type": "qwen3"}, SMALL_SIGLIP, "<image>",
                 image_grid_pinpoints=PINS, vision_aspect_ratio="anyres_max_2"),
         "<image>", "<image>\n", "LlavaOnevisionImageProcessorPil", HALF, ("image_sizes", "batch_num_images"),
-        writer="LlavaOnevisionProcessor", published=renamed("BeeForConditionalGeneration", model_type="bee"), build=bee,
+        writer="LlavaOnevisionProcessor", published=rename_config("BeeForConditionalGeneration", model_type="bee"), build=bee,
         holds={"num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_2"},
     ),
     "mantis": Seeing(
         config("LlavaConfig", {"model_type": "llama"}, SMALL_SIGLIP, "<image>", vision_feature_select_strategy="full"),
         "<image>", "<image>\n", "SiglipImageProcessorPil", {"size": {"height": 28, "width": 28}},
-        published=renamed("MantisForConditionalGeneration"),
+        published=rename_config("MantisForConditionalGeneration"),
     ),
     "tarsier": Seeing(
         config("LlavaConfig", {"model_type": "llama"}, CLIP, "<image>"), "<image>", "<image>\n", "CLIPImageProcessorPil", CROP,
-        published=renamed(
+        published=rename_config(
             "TarsierForConditionalGeneration", image_newline_idx=IDS["[IMG_BREAK]"], image_new_idx=IDS["[IMG_END]"]
         ),
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from deepseek_vl2 import RECTANGLES, DeepseekVL2, Vl2Config
-from deepseek_vl2 import published as published_vl2
-from keye import Keye, Keye15, published
+from deepseek_vl2 import spell_config as published_vl2
+from keye import Keye, Keye15, spell_config
 from seeing_parts import HALVES, IDS, MROPE, QWEN, SIGLIP, TEXT, Seeing, config
 
 SHOWN = ("<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>")
@@ -87,7 +87,7 @@ PACKED: dict[str, Seeing] = {
                 {**SIGLIP, "image_size": 24, "model_type": "paddleocr_vl_vision"}, "<|image_pad|>",
             ),
             *SHOWN, "PaddleOCRVLImageProcessorPil", PIXELS, ("image_grid_thw",), writer="PaddleOCRVLProcessor", build=build,
-            published=lambda said, made=made: published(said, made),
+            published=lambda said, made=made: spell_config(said, made),
         )
         for name, build, made in (
             ("keye", Keye, "KeyeForConditionalGeneration"), ("keye-1.5", Keye15, "KeyeVL1_5ForConditionalGeneration"),

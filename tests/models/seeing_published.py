@@ -83,7 +83,7 @@ class Floored(transformers.DeepseekVLImageProcessorPil):
         return np.asarray(made).transpose(2, 0, 1)
 
 
-def floored(said: dict[str, Any]) -> dict[str, Any]:
+def set_edges(said: dict[str, Any]) -> dict[str, Any]:
     return {"image_size": 28, "min_size": 14, "image_mean": said["image_mean"], "image_std": said["image_std"]}
 
 
@@ -144,7 +144,8 @@ PUBLISHED: dict[str, Seeing] = {
     ),
     "multi-modality": Seeing(
         config("DeepseekVLConfig", {"model_type": "llama"}, SIGLIP | EYE | {"hidden_act": "gelu"}, PLACEHOLDER),
-        PLACEHOLDER, PLACEHOLDER, "Floored", {"size": {"height": 28, "width": 28}, **HALVES}, said=floored, build=Aligned,
+        PLACEHOLDER, PLACEHOLDER, "Floored", {"size": {"height": 28, "width": 28}, **HALVES}, said=set_edges,
+        build=Aligned,
         published=lambda said: multi_modality(said, 2),
     ),
     "multi-modality-janus": Seeing(
@@ -157,7 +158,8 @@ PUBLISHED: dict[str, Seeing] = {
             vq_config={"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "latent_channels": 8,
                        "num_embeddings": 8, "projection_dim": 48, "image_token_embed_dim": 48},
         ),
-        PLACEHOLDER, PLACEHOLDER, "Floored", {"size": {"height": 28, "width": 28}, **HALVES}, said=floored, build=AlignedJanus,
+        PLACEHOLDER, PLACEHOLDER, "Floored", {"size": {"height": 28, "width": 28}, **HALVES}, said=set_edges,
+        build=AlignedJanus,
         published=lambda said: multi_modality(said, 3, gen_vision_config={"cls": "VQ-16"}),
     ),
     "step-vl": Seeing(

@@ -13,7 +13,7 @@ import transformers
 import transformers.models.got_ocr2.image_processing_pil_got_ocr2 as got
 from dots_ocr import DotsVlmConfig, DotsVLMForCausalLM
 from joined_parts import with_encoder
-from seeing_joined import BOTH, LANGUAGE, published
+from seeing_joined import BOTH, LANGUAGE, spell_config
 from seeing_more import LATENT, internvl_chat
 from seeing_newer import DOTS, OVIS
 from seeing_packed import RADIO, nano_tiles, nano_vl
@@ -136,7 +136,7 @@ TILES: dict[str, Seeing] = {
     "eagle2.5": Seeing(
         config(BOTH, {"model_type": "qwen2"}, SIGLIP | {"image_size": 28, "patch_size": 7}, "<IMG_CONTEXT>"),
         "<IMG_CONTEXT>", "<image>\n", "SimilarTiles", CUT | HALVES, build=with_encoder(transformers.Qwen2ForCausalLM, EagleEye),
-        published=published(
+        published=spell_config(
             "Eagle2_5_VLForConditionalGeneration", "eagle_2_5_vl", image_token_index=IDS["<IMG_CONTEXT>"], select_layer=-1,
             downsample_ratio=0.5, max_dynamic_patch=4, min_dynamic_patch=1, use_thumbnail=True, mlp_connector_layers=2,
         ),
@@ -160,7 +160,7 @@ TILES["ovis"] = Seeing(
     config("Ovis2Config", {"model_type": "qwen2"}, OVIS | {"hidden_stride": 2, "qkv_bias": True, "mlp_bias": True},
            "<|image_pad|>", hidden_size=48, vocab_size=288),
     "<|image_pad|>", "<image>\n", "OvisParts", {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
-    ("image_sizes",), build=ovis.build, published=ovis.published,
+    ("image_sizes",), build=ovis.build, published=ovis.spell_config,
     said=lambda said: {**said, "max_partition": ovis.MOST, "do_center_crop": False},
 )  # fmt: skip
 TILES["dots-vlm"] = Seeing(

@@ -30,7 +30,7 @@ Tensors = dict[str, Tensor]
 Renamed = Callable[[Tensors], Tensors]
 
 
-def renamed(*pairs: tuple[str, str]) -> Renamed:
+def rename_pairs(*pairs: tuple[str, str]) -> Renamed:
     def change(tensors: Tensors) -> Tensors:
         out = {}
         for name, t in tensors.items():
@@ -55,7 +55,7 @@ def joined(tensors: Tensors, to: str, grouped: bool, kv_heads: int = 2, attentio
 
 
 def internlm2(tensors: Tensors) -> Tensors:
-    return renamed(
+    return rename_pairs(
         ("self_attn.", "attention."), ("o_proj", "wo"), ("mlp.gate_proj", "feed_forward.w1"),
         ("embed_tokens", "tok_embeddings"), ("mlp.up_proj", "feed_forward.w3"), ("mlp.down_proj", "feed_forward.w2"),
         ("input_layernorm", "attention_norm"),
@@ -64,13 +64,13 @@ def internlm2(tensors: Tensors) -> Tensors:
 
 
 def bailing(tensors: Tensors) -> Tensors:
-    return renamed(
+    return rename_pairs(
         ("self_attn.", "attention."), ("o_proj", "dense"), ("q_norm", "query_layernorm"), ("k_norm", "key_layernorm"),
         ("e_score_correction_bias", "expert_bias"), ("embed_tokens", "word_embeddings"),
     )(joined(tensors, "query_key_value", grouped=False))  # fmt: skip
 
 
-exaone = renamed(
+exaone = rename_pairs(
     ("model.layers.", "transformer.h."), ("model.embed_tokens", "transformer.wte"), ("model.norm", "transformer.ln_f"),
     ("self_attn.", "attn.attention."), ("o_proj", "out_proj"), ("input_layernorm", "ln_1"),
     ("post_attention_layernorm", "ln_2"), ("mlp.gate_proj", "mlp.c_fc_0"),
@@ -87,7 +87,7 @@ def chatglm(tensors: Tensors) -> Tensors:
     for name in [n for n in joined_up if n.endswith("q_proj.bias")]:
         at = name.removesuffix("q_proj.bias")
         joined_up[f"{at}query_key_value.bias"] = torch.cat([joined_up.pop(f"{at}{p}_proj.bias") for p in "qkv"])
-    tensors = renamed(
+    tensors = rename_pairs(
         ("model.layers.", "transformer.encoder.layers."), ("model.embed_tokens", "transformer.embedding.word_embeddings"),
         ("model.norm", "transformer.encoder.final_layernorm"), ("lm_head", "transformer.output_layer"),
         ("self_attn.", "self_attention."), ("o_proj", "dense"), ("gate_up_proj", "dense_h_to_4h"),
@@ -106,7 +106,7 @@ def qwen(tensors: Tensors) -> Tensors:
     for name in [n for n in out if n.endswith("q_proj.bias")]:
         at = name.removesuffix("q_proj.bias")
         out[f"{at}c_attn.bias"] = torch.cat([out.pop(f"{at}{p}_proj.bias") for p in "qkv"])
-    return renamed(
+    return rename_pairs(
         *_GPT, ("self_attn.", "attn."), ("o_proj", "c_proj"), ("input_layernorm", "ln_1"), ("post_attention_layernorm", "ln_2"),
         ("mlp.gate_proj", "mlp.w2"), ("mlp.up_proj", "mlp.w1"), ("mlp.down_proj", "mlp.c_proj"),
     )(out)  # fmt: skip
@@ -119,7 +119,7 @@ def telechat(tensors: Tensors) -> Tensors:
         at = name.removesuffix("k_proj.weight")
         k, v = (out.pop(f"{at}{p}_proj.weight").view(4, -1, 48) for p in "kv")
         out[f"{at}key_value.weight"] = torch.cat([k, v], 1).flatten(0, 1)
-    return renamed(
+    return rename_pairs(
         *_GPT, ("wte", "word_embeddings"), ("q_proj", "query"), ("o_proj", "dense"), ("self_attn.", "self_attention.")
     )(out)
 
@@ -207,7 +207,7 @@ CASES: dict[str, tuple[str, Any, dict[str, Any], Renamed, dict[str, Any]]] = {
     "sarvam-moe": (
         "SarvamMoEForCausalLM", transformers.Glm4MoeConfig,
         {**_MOE, "n_routed_experts": 8, "n_shared_experts": 1, "use_qk_norm": True, "pad_token_id": 0},
-        lambda tensors: renamed(("expert_bias", "e_score_correction_bias"))(bailing(tensors)),
+        lambda tensors: rename_pairs(("expert_bias", "e_score_correction_bias"))(bailing(tensors)),
         {**_MOE, **_ROPE, "num_experts": 8, "num_shared_experts": 1, "n_routed_experts": None, "n_shared_experts": None},
     ),
     "bailing": (
@@ -226,7 +226,7 @@ def prompts() -> list[list[int]]:
     return [rng.integers(0, VOCAB, n).tolist() for n in (21, 1, 8)]
 
 
-def published(path: Path, model: nn.Module, config: dict[str, Any], change: Renamed) -> None:
+def write_published(path: Path, model: nn.Module, config: dict[str, Any], change: Renamed) -> None:
     path.mkdir()
     kept = {name: t.contiguous().clone() for name, t in model.state_dict().items()}
     if config.get("tie_word_embeddings", "tie_word_embeddings" not in config):
@@ -268,7 +268,7 @@ def test_a_family_computes_what_the_class_does_that_it_is_by_another_name(name, 
     model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
     spread(model, zlib.crc32(name.encode()))
     config = {**settings.to_dict(), **said, "architectures": [architecture]}
-    published(tmp_path / name, model, config, change)
+    write_published(tmp_path / name, model, config, change)
     compared(tmp_path / name, lambda ids: model(torch.tensor([ids])).logits[0])
 
 
@@ -287,7 +287,9 @@ def test_telechat_has_biases_after_attention_and_mlp_only(tmp_path):
         "ffn_hidden_size": 80, "n_layer": 2, "n_head": 4, "seq_length": 256, "layer_norm_epsilon": 1e-5, "rope_theta": 10000.0,
         "tie_word_embeddings": False, "embed_layernorm": False,
     }  # fmt: skip
-    published(tmp_path / "t", model, config, lambda held: telechat({n: t for n, t in held.items() if not n.endswith(absent)}))
+    write_published(
+        tmp_path / "t", model, config, lambda held: telechat({n: t for n, t in held.items() if not n.endswith(absent)})
+    )
     compared(tmp_path / "t", lambda ids: model(torch.tensor([ids])).logits[0])
 
 
@@ -297,7 +299,7 @@ def test_nanbeige_runs_its_layers_twice_with_the_last_norm_between(skips, tmp_pa
     model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
     spread(model, 3)
     config = {**settings.to_dict(), "architectures": ["NanbeigeForCausalLM"], "model_type": "nanbeige", "num_loops": 2}
-    published(tmp_path / "n", model, config | {"skip_loop_final_norm": skips}, dict)
+    write_published(tmp_path / "n", model, config | {"skip_loop_final_norm": skips}, dict)
     inner = model.model
 
     def logits(ids: list[int]) -> Tensor:
@@ -342,7 +344,7 @@ def test_mimo_v2_has_groups_of_heads_in_one_tensor(tmp_path):
             out[f"{at}qkv_proj.weight"] = torch.cat(parts, 1).flatten(0, 1)
         return out | {"visual.patch_embed.weight": torch.ones(4, 4), "audio_encoder.norm.weight": torch.ones(4)}
 
-    published(tmp_path / "m", model, config, fuse)
+    write_published(tmp_path / "m", model, config, fuse)
     compared(tmp_path / "m", lambda ids: model(torch.tensor([ids])).logits[0])
     for key, wrong in (("attention_projection_layout", "odd"), ("quantization_config", {"quant_method": "fp8"})):
         with pytest.raises(UnsupportedModelError, match="attention_projection_layout"):
@@ -357,7 +359,7 @@ def test_the_larger_baichuan_tells_positions_by_scores_alone(tmp_path):
     model.model.rotary_emb.inv_freq.zero_()
     config = {**settings.to_dict(), "architectures": ["BaichuanForCausalLM"], "model_type": "baichuan", "head_dim": None}
     config |= {"model_max_length": 256, "max_position_embeddings": None}
-    published(tmp_path / "b", model, config, baichuan)
+    write_published(tmp_path / "b", model, config, baichuan)
 
     def logits(ids: list[int]) -> Tensor:
         at = torch.arange(len(ids))
@@ -374,7 +376,7 @@ def test_the_second_baichuan_divides_rows_of_its_output_matrix(tmp_path, monkeyp
     spread(model, 6)
     config = {**settings.to_dict(), "architectures": ["BaiChuanForCausalLM"], "model_type": "baichuan", **_ROPE}
     config |= {"num_key_value_heads": None, "attention_bias": None, "mlp_bias": None}
-    published(tmp_path / "b", model, config, baichuan)
+    write_published(tmp_path / "b", model, config, baichuan)
     with torch.no_grad():
         model.lm_head.weight.copy_(nn.functional.normalize(model.lm_head.weight))
     compared(tmp_path / "b", lambda ids: model(torch.tensor([ids])).logits[0])
@@ -402,7 +404,7 @@ def test_llamas_heads_with_mixtures_of_the_second_deepseek(name, tmp_path):
             return logits, weights / weights.sum(-1, keepdim=True), chosen
 
         moe.gate.forward = renormalised
-    published(tmp_path / "m", model, config, dict if name == "deepseek" else bailing)
+    write_published(tmp_path / "m", model, config, dict if name == "deepseek" else bailing)
     compared(tmp_path / "m", lambda ids: model(torch.tensor([ids])).logits[0])
 
 
@@ -416,7 +418,7 @@ def test_rewards_of_internlm2_are_those_of_one_matrix_more(tmp_path):
     def change(tensors: Tensors) -> Tensors:
         return {n: t for n, t in internlm2(tensors).items() if n != "output.weight"} | {"v_head.weight": matrix}
 
-    published(tmp_path / "r", model, config, change)
+    write_published(tmp_path / "r", model, config, change)
     rig, ids = Rig(tmp_path / "r", platform="cpu"), prompts()[0]
     batch = rig.batch([(Seq(1, ids, len(ids)), len(ids))]).map(torch.from_numpy)
     x, _ = rig.model.forward(rig.params, batch, rig.box.value["kv"])
@@ -428,7 +430,7 @@ def test_rewards_of_internlm2_are_those_of_one_matrix_more(tmp_path):
 def step3p5(tensors: Tensors) -> Tensors:
     """All experts of a part in one tensor, and norms that one is added to."""
     out: Tensors = {}
-    for name, t in renamed(
+    for name, t in rename_pairs(
         ("mlp.gate.e_score_correction_bias", "moe.router_bias"), ("mlp.gate.", "moe.gate."),
         ("mlp.shared_experts.", "share_expert."),
     )(tensors).items():  # fmt: skip
@@ -487,7 +489,7 @@ def test_step_is_laguna_with_sigmoids_for_gates_and_limits(tmp_path, monkeypatch
         "swiglu_limits": [0.0, 0.0, 0.4, 7.0], "swiglu_limits_shared": [0.0, None, 0.2, 0.0], "num_nextn_predict_layers": 1,
         "num_key_value_heads": None, "tie_word_embeddings": False,
     }  # fmt: skip
-    published(tmp_path / "s", model, config, step3p5)
+    write_published(tmp_path / "s", model, config, step3p5)
     compared(tmp_path / "s", lambda ids: model(torch.tensor([ids])).logits[0])
     config = read_config(tmp_path / "s")
     assert facts(config, tmp_path / "s").max_len == 256
@@ -541,7 +543,7 @@ def test_ling_2_5_is_deepseek_v3_with_linear_attention_on_most_layers(tmp_path):
     config |= {"num_experts": 8, "num_shared_experts": 1, "n_routed_experts": None, "n_shared_experts": None, "head_dim": 32}
     config |= {"layer_group_size": 2, "group_norm_size": 2, "partial_rotary_factor": 0.5, "linear_silu": False}
     config |= {"rope_parameters": None, "rope_theta": 6e5, "num_nextn_predict_layers": 0}
-    published(tmp_path / "l", model, config, renamed(
+    write_published(tmp_path / "l", model, config, rename_pairs(
         ("self_attn.", "attention."), ("o_proj", "dense"), ("embed_tokens", "word_embeddings"),
         ("e_score_correction_bias", "expert_bias"),
     ))  # fmt: skip
@@ -559,12 +561,12 @@ def test_apertus_1_5_has_rows_of_its_embedding_that_no_text_reads(tmp_path):
               "vision_config": {}, "tie_word_embeddings": False, "image_token_id": 79}  # fmt: skip
 
     def change(tensors: Tensors) -> Tensors:
-        out = renamed(("model.", "model.language_model."))(tensors)
+        out = rename_pairs(("model.", "model.language_model."))(tensors)
         rows = out["model.language_model.embed_tokens.weight"]
         out["model.language_model.embed_tokens.weight"] = torch.cat((rows, torch.full((40, 48), torch.nan)))
         return out | {f"model.{part}_tokenizer.encoder.weight": torch.ones(3) for part in ("vision", "audio")}
 
-    published(tmp_path / "a", model, config, change)
+    write_published(tmp_path / "a", model, config, change)
     compared(tmp_path / "a", lambda ids: model(torch.tensor([ids])).logits[0])
     assert facts(read_config(tmp_path / "a"), tmp_path / "a").vocab == VOCAB
 
@@ -577,7 +579,7 @@ def test_layers_that_are_gone_through_several_times(tmp_path):
         layer.input_layernorm_2, layer.post_attention_layernorm_2 = LlamaRMSNorm(48, 1e-5), LlamaRMSNorm(48, 1e-5)
     spread(model, 11)
     config = {**settings.to_dict(), **_ROPE, "head_dim": None, "architectures": ["OuroForCausalLM"], "total_ut_steps": 3}
-    published(tmp_path / "o", model, config, lambda tensors: tensors | {"model.early_exit_gate.bias": torch.ones(1)})
+    write_published(tmp_path / "o", model, config, lambda tensors: tensors | {"model.early_exit_gate.bias": torch.ones(1)})
 
     def logits(ids: list[int]) -> Tensor:
         x, n = inner.embed_tokens(torch.tensor([ids])), len(ids)
@@ -633,7 +635,7 @@ def test_layers_of_a_searched_architecture_differ(tmp_path):
     ]
     config = {**settings.to_dict(), "architectures": ["DeciLMForCausalLM"], "model_type": "nemotron-nas"}
     config |= {"block_configs": blocks, "num_key_value_heads": None, "intermediate_size": None}
-    published(tmp_path / "d", model, config, dict)
+    write_published(tmp_path / "d", model, config, dict)
     compared(tmp_path / "d", lambda ids: model(torch.tensor([ids])).logits[0])
     for change, error in (
         ({"replace_with_linear": True}, UnsupportedModelError),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from deepseek_vl2 import published
+from deepseek_vl2 import spell_config
 
 from thalweg.checkpoint.config import canonical_config
 from thalweg.errors import UnsupportedModelError
@@ -22,7 +22,7 @@ NONE = {"use_mla": False, "kv_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_
 
 
 def read(language: dict[str, Any], **more: Any) -> Any:
-    config = canonical_config({**published({**LANGUAGE, **language}), **more})
+    config = canonical_config({**spell_config({**LANGUAGE, **language}), **more})
     return registry.family(config)(config)
 
 

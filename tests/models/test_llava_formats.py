@@ -23,7 +23,7 @@ from thalweg.models import registry
 from thalweg.models.spec import ModelSpec
 
 
-def changed(name: str, path: Path, **more: Any) -> Any:
+def change_config(name: str, path: Path, **more: Any) -> Any:
     """The configuration of a small model with these keys."""
     file = path / "config.json"
     file.unlink(missing_ok=True)
@@ -38,16 +38,16 @@ def spec_of(config: Any) -> ModelSpec:
 
 def test_tokens_end_rows_of_tarsier_and_its_image(tmp_path: Path) -> None:
     """(columns + 1) * rows + 1 tokens, as `TarsierProcessor` counts them."""
-    made: Any = processor(changed("tarsier", tmp_path), tmp_path)
+    made: Any = processor(change_config("tarsier", tmp_path), tmp_path)
     text = made.text((60, 40), "<image>")
     assert text == ("<image>" * 4 + "[IMG_BREAK]") * 4 + "[IMG_END]"
     with pytest.raises(CheckpointError, match="image_newline_idx: 9 is none of the tokenizer's added tokens"):
-        processor(changed("tarsier", tmp_path, image_newline_idx=9), tmp_path)
+        processor(change_config("tarsier", tmp_path, image_newline_idx=9), tmp_path)
 
 
 def test_files_of_tarsier_2_may_name_tarsier(tmp_path: Path) -> None:
     names = ("TarsierForConditionalGeneration", "Tarsier2ForConditionalGeneration")
-    both = [changed("tarsier2", tmp_path, architectures=[name]) for name in names]
+    both = [change_config("tarsier2", tmp_path, architectures=[name]) for name in names]
     assert spec_of(both[0]) == spec_of(both[1])
     assert processor(both[0], tmp_path) == processor(both[1], tmp_path) is not None
 
@@ -85,31 +85,31 @@ def test_sizes_of_named_encoders_are_those_of_transformers() -> None:
     ],
 )
 def test_other_settings_of_llava_are_refused_by_name(key: str, value: Any, words: str, tmp_path: Path) -> None:
-    config = changed("llava-llama", tmp_path, **{key: value})
+    config = change_config("llava-llama", tmp_path, **{key: value})
     with pytest.raises(UnsupportedModelError, match=words):
         spec_of(config)
 
 
 @pytest.mark.parametrize(("kind", "count"), [("linear", 1), ("mlp1x_gelu", 1), ("mlp3x_gelu", 3)])
 def test_projectors_have_as_many_layers_as_their_name_says(kind: str, count: int, tmp_path: Path) -> None:
-    spec = spec_of(changed("llava-llama", tmp_path, mm_projector_type=kind))
+    spec = spec_of(change_config("llava-llama", tmp_path, mm_projector_type=kind))
     assert spec.vision is not None
     steps = spec.vision.projector.steps  # type: ignore[union-attr]
     assert [step.act for step in steps] == ["gelu"] * (count - 1) + [""]
 
 
 def test_grids_may_be_a_range(tmp_path: Path) -> None:
-    made: Any = processor(changed("llava-qwen", tmp_path, image_grid_pinpoints="(1x1),...,(2x3)"), tmp_path)
+    made: Any = processor(change_config("llava-qwen", tmp_path, image_grid_pinpoints="(1x1),...,(2x3)"), tmp_path)
     assert made.pinpoints == tuple((28 * high, 28 * wide) for wide in (1, 2) for high in (1, 2, 3))
     for odd in ("(1,1)", [[28, 30]], []):
         with pytest.raises(CheckpointError, match="image_grid_pinpoints"):
-            processor(changed("llava-qwen", tmp_path, image_grid_pinpoints=odd), tmp_path)
+            processor(change_config("llava-qwen", tmp_path, image_grid_pinpoints=odd), tmp_path)
     with pytest.raises(UnsupportedModelError, match="image_aspect_ratio: 'pad'"):
-        processor(changed("llava-qwen", tmp_path, image_aspect_ratio="pad"), tmp_path)
+        processor(change_config("llava-qwen", tmp_path, image_aspect_ratio="pad"), tmp_path)
 
 
 def test_a_tokenizer_without_a_placeholder_gives_another_token(tmp_path: Path) -> None:
-    config = changed("llava-llama", tmp_path)
+    config = change_config("llava-llama", tmp_path)
     file = tmp_path / "tokenizer.json"
     said = json.loads(file.read_text())
     for words, want in ((("<unk>", "<s>"), 5), (("<|endoftext|>",), 5)):

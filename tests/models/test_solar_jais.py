@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from test_by_other_names import compared, joined, published
+from test_by_other_names import compared, joined, write_published
 from torch import Tensor, nn
 from zoo import SMALL, VOCAB, spread
 
@@ -28,7 +28,7 @@ def test_solar_mixes_its_stream_with_those_of_earlier_layers(tmp_path):
         "rope_parameters": None,
         "rope_theta": 10000.0,
     }
-    published(tmp_path / "s", model, config, dict)
+    write_published(tmp_path / "s", model, config, dict)
     saved: dict[str, Tensor] = {}
 
     def before(i: int, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -85,7 +85,7 @@ def test_jais_is_gpt_2_with_alibi_and_swiglu(old, tmp_path):
         config |= {
             "mup_scale_qk_dot_by_d": True, "mup_embeddings_scale": 2.5, "mup_output_alpha": 1.6, "mup_width_scale": 0.25,
         }  # fmt: skip
-    published(tmp_path / "j", model, config, lambda tensors: {n: t for n, t in tensors.items() if ".wpe." not in n})
+    write_published(tmp_path / "j", model, config, lambda tensors: {n: t for n, t in tensors.items() if ".wpe." not in n})
     slopes = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3])[:, None, None]
 
     def logits(ids: list[int]) -> Tensor:
@@ -148,7 +148,7 @@ def test_plamo_3_is_gemma_3_with_other_offsets_of_norms(stretched, tmp_path):
     }  # fmt: skip
     if stretched:
         config |= {"rope_scaling_factor": 4, "initial_context_length": 16}
-    published(tmp_path / "p", model, config, plamo3)
+    write_published(tmp_path / "p", model, config, plamo3)
     compared(tmp_path / "p", lambda ids: model(torch.tensor([ids])).logits[0])
     read = read_config(tmp_path / "p")
     assert registry.family(read)({**read, "window_size": None, "sliding_window": [9, None] * 2}) == registry.family(read)(read)

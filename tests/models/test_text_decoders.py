@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from test_by_other_names import compared, published, renamed
+from test_by_other_names import compared, rename_pairs, write_published
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from zoo import SMALL, spread
 from zoo_text import LATENT
@@ -61,7 +61,7 @@ def test_xverse_has_a_mixture_in_every_layer(name, tmp_path):
         **settings.to_dict(), "architectures": [name], "intermediate_size": 24, "num_experts": 6, "num_shared_experts": 2,
         "moe_top_k": 2, "head_dim": None, "attention_bias": None, "mlp_bias": None,
     }  # fmt: skip
-    published(tmp_path / "x", model, config, renamed(("mlp.gate.weight", "mlp.router.weight")))
+    write_published(tmp_path / "x", model, config, rename_pairs(("mlp.gate.weight", "mlp.router.weight")))
     compared(tmp_path / "x", lambda ids: model(torch.tensor([ids])).logits[0])
 
 
@@ -84,7 +84,7 @@ def test_pangu_ultra_norms_before_and_after_each_part(sandwich, tmp_path):
         **settings.to_dict(), "architectures": ["PanguUltraMoEForCausalLM"], "sandwich_norm": sandwich, "rope_theta": 10000.0,
         "rope_parameters": None, "num_nextn_predict_layers": 0,
     }  # fmt: skip
-    published(
+    write_published(
         tmp_path / "p", model, config, lambda held: {n: t for n, t in held.items() if not n.endswith("correction_bias")}
     )  # fmt: skip
     compared(tmp_path / "p", lambda ids: model(torch.tensor([ids])).logits[0])
